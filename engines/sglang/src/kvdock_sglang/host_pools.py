@@ -242,81 +242,74 @@ class _Known:
             first_layer=int(pool.start_layer),
         )
 
+    def shape(
+        self,
+        kind: PoolKind,
+        parts: tuple[Part, ...],
+        sharding: Sharding,
+        buffers: str,
+        *,
+        pages: int | None = None,
+        drafts: bool = True,
+    ) -> _Shape:
+        """Describe a pool whose class names its facts as most do.
+
+        Args:
+            kind: What it holds.
+            parts: Of a token or a page.
+            sharding: What a rank has of it.
+            buffers: Attributes that are its memory.
+            pages: How many; None for what most classes call them.
+            drafts: Whether layers of a draft model may lie at the end of a page.
+        """
+        pool = self.pool
+        return _Shape(
+            kind=kind,
+            parts=parts,
+            layers=int(pool.layer_num),
+            sharding=sharding,
+            layout=self.layout(),
+            memory=tuple(map(self.buffer, buffers.split())),
+            pages=int(pool.page_num) if pages is None else pages,
+            page_slots=int(pool.page_size),
+            first_layer=int(pool.start_layer),
+            packed_drafts=self.packed_drafts() if drafts else 0,
+            divided=self.head_axis() if sharding is Sharding.HEADS else None,
+        )
+
 
 def _mha(known: _Known) -> _Shape:
     pool = known.pool
     if pool.head_dim != pool.v_head_dim:
         raise known.reject("has keys and values of different widths in one buffer")
-    return _Shape(
-        kind=PoolKind.MHA,
-        parts=(known.per_head("k", pool.head_dim), known.per_head("v", pool.head_dim)),
-        layers=int(pool.layer_num),
-        sharding=Sharding.HEADS,
-        layout=known.layout(),
-        memory=(known.buffer("kv_buffer"),),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
-        packed_drafts=known.packed_drafts(),
-        divided=known.head_axis(),
-    )
+    return _keys_and_values(known, "kv_buffer")
+
+
+def _keys_and_values(known: _Known, buffers: str) -> _Shape:
+    pool = known.pool
+    parts = (known.per_head("k", pool.head_dim), known.per_head("v", pool.v_head_dim))
+    return known.shape(PoolKind.MHA, parts, Sharding.HEADS, buffers)
 
 
 def _asymmetric(known: _Known) -> _Shape:
-    pool = known.pool
-    return _Shape(
-        kind=PoolKind.MHA,
-        parts=(
-            known.per_head("k", pool.head_dim),
-            known.per_head("v", pool.v_head_dim),
-        ),
-        layers=int(pool.layer_num),
-        sharding=Sharding.HEADS,
-        layout=known.layout(),
-        memory=(known.buffer("k_buffer"), known.buffer("v_buffer")),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
-        packed_drafts=known.packed_drafts(),
-        divided=known.head_axis(),
-    )
+    return _keys_and_values(known, "k_buffer v_buffer")
 
 
 def _k_only(known: _Known) -> _Shape:
-    pool = known.pool
-    return _Shape(
-        kind=PoolKind.K_ONLY,
-        parts=(known.per_head("k", pool.head_dim),),
-        layers=int(pool.layer_num),
-        sharding=Sharding.HEADS,
-        layout=known.layout(),
-        memory=(known.buffer("k_buffer"),),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
-        divided=known.head_axis(),
-    )
+    parts = (known.per_head("k", known.pool.head_dim),)
+    return known.shape(PoolKind.K_ONLY, parts, Sharding.HEADS, "k_buffer", drafts=False)
 
 
 def _mla(known: _Known) -> _Shape:
     pool = known.pool
     if _layers_are_divided(pool):
         raise known.reject("divides its layers among context-parallel ranks")
-    width = (int(pool.kv_cache_dim),)
+    parts = (Part("kv", known.dtype(pool.dtype), (int(pool.kv_cache_dim),)),)
     # A release without the attribute has no decode context parallelism.
     dcp = int(getattr(pool, "dcp_size", 1))
-    return _Shape(
-        kind=PoolKind.MLA,
-        parts=(Part("kv", known.dtype(pool.dtype), width),),
-        layers=int(pool.layer_num),
-        sharding=Sharding.DCP if dcp > 1 else Sharding.REPLICATED,
-        layout=known.layout(),
-        memory=(known.buffer("kv_buffer"),),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size) * dcp,
-        first_layer=int(pool.start_layer),
-        packed_drafts=known.packed_drafts(),
-    )
+    sharding = Sharding.DCP if dcp > 1 else Sharding.REPLICATED
+    shape = known.shape(PoolKind.MLA, parts, sharding, "kv_buffer")
+    return attrs.evolve(shape, page_slots=shape.page_slots * dcp)
 
 
 def _layers_are_divided(pool: Any) -> bool:  # noqa: ANN401 - the engine's object
@@ -332,17 +325,12 @@ def _dsa_indexer(known: _Known) -> _Shape:
     if pool.device_pool.layer_shard_enabled:
         raise known.reject("divides its layers among context-parallel ranks")
     row = (int(pool.indexer_page_stride_size),)
-    return _Shape(
-        kind=PoolKind.INDEXER,
-        parts=(Part("indexer", known.dtype(pool.indexer_dtype), row, Per.PAGE),),
-        layers=int(pool.layer_num),
-        sharding=Sharding.REPLICATED,
-        layout=known.layout(),
-        memory=(known.buffer("index_k_with_scale_buffer"),),
+    return known.shape(
+        PoolKind.INDEXER,
+        (Part("indexer", known.dtype(pool.indexer_dtype), row, Per.PAGE),),
+        Sharding.REPLICATED,
+        "index_k_with_scale_buffer",
         pages=int(pool.indexer_page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
-        packed_drafts=known.packed_drafts(),
     )
 
 
@@ -401,18 +389,7 @@ def _nvfp4(known: _Known) -> _Shape:
     pool = known.pool
     ranks = known.place.shard.tp_size
     row = Part("row", DType.U8, (ranks, int(pool.row_bytes)), Per.PAGE, shard_axis=0)
-    return _Shape(
-        kind=PoolKind.COMPRESSED,
-        parts=(row,),
-        layers=int(pool.layer_num),
-        sharding=Sharding.RANK,
-        layout=known.layout(),
-        memory=(known.buffer("kv_buffer"),),
-        pages=int(pool.page_num),
-        page_slots=int(pool.page_size),
-        first_layer=int(pool.start_layer),
-        packed_drafts=known.packed_drafts(),
-    )
+    return known.shape(PoolKind.COMPRESSED, (row,), Sharding.RANK, "kv_buffer")
 
 
 def _logical(known: _Known) -> _Shape:
