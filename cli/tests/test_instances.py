@@ -9,6 +9,7 @@ import pytest
 
 from kvdock.errors import PluginError
 from kvdock_cli.commands.doctor import doctor
+from kvdock_cli.commands.list import list_backends
 from kvdock_cli.commands.route import route
 from kvdock_cli.commands.show import show
 
@@ -33,6 +34,21 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_instance_is_shown_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert show("far") == 0
     assert capsys.readouterr().out.startswith("far: pages in files")
+
+
+@pytest.mark.usefixtures("configured")
+def test_instances_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_backends(json=True) == 0
+    found = {
+        one["name"]: one for one in json.loads(capsys.readouterr().out)["backends"]
+    }
+    assert found["near"]["instance_of"] == found["far"]["instance_of"] == "file"
+    assert not found["file"]["instance_of"]
+    assert list_backends() == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "far " in line]
+    assert rows
+    assert "file under another name" in rows[0]
+    assert len(rows) == 1
 
 
 @pytest.mark.usefixtures("configured")

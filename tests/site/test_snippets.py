@@ -31,7 +31,6 @@ LONG = bool(os.environ.get("TESTS_OF_KVDOCK_SITE_LONG"))
 
 FOLLOWED = {
     "docs/tutorial.md": "tests/authors/test_first_hour.py",
-    "docs/how-to/migrate-from-sglang-keys.md": "tests/test_migration.py",
     "docs/reference/model-descriptions.md": "tests/test_model_descriptions.py",
 }
 """Pages that a test of their own follows from the first line to the last."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kvdock_segments.opening import open_store as open_store
     from kvdock_segments.oracle import SegmentOracle as SegmentOracle
     from kvdock_segments.ownership import WriterLiveness as WriterLiveness
+    from kvdock_segments.paths import open_data as open_data
     from kvdock_segments.paths import open_file as open_file
     from kvdock_segments.posix_io import PosixIOEngine as PosixIOEngine
     from kvdock_segments.root_check import RootFinding as RootFinding

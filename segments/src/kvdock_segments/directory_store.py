@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.config import structure
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
 from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
@@ -18,8 +19,10 @@ from kvdock_segments.verify import verify_namespace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from typing import Self
 
     from kvdock.stores import NamespaceSurvey, PageReceiver, StoredPage, Verified
+    from kvdock_segments.settings import SegmentSettings
 
 
 @attrs.frozen
@@ -37,6 +40,31 @@ class DirectoryStore:
     root: Path
     shared: bool = False
     limits: StoreLimits = attrs.field(factory=StoreLimits)
+
+    @classmethod
+    def open(
+        cls,
+        target: str,
+        given: Mapping[str, object],
+        backend: str,
+        settings: type[SegmentSettings],
+    ) -> Self | None:
+        """Open a directory; None for a URL.
+
+        Args:
+            target: What the user names.
+            given: Settings of the backend; its root is the target.
+            backend: The backend's name.
+            settings: Its class of settings.
+
+        Raises:
+            SettingsError: If a setting is unknown or of the wrong kind.
+        """
+        if "://" in target:
+            return None
+        where = f"backend {backend!r}"
+        found = structure(settings, {**given, "root": target}, where=where)
+        return cls(found.root, found.shared_root, found.limits)
 
     def namespaces(self) -> tuple[str, ...]:
         """Return the digests of the namespaces, sorted.

@@ -227,6 +227,30 @@ def open_file(folder: int, name: str, flags: int) -> int:
     return open_and_look(folder, name, flags)[0]
 
 
+def open_data(folder: int, name: str, *, create: bool, direct: bool) -> int:
+    """Open a segment's data for reading and, where that can be, writing.
+
+    Args:
+        folder: Descriptor of the folder.
+        name: The file's name.
+        create: Make the file; it must not be there yet.
+        direct: Bypass the page cache (O_DIRECT).
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
+    flags = os.O_RDWR
+    flags |= os.O_CREAT | os.O_EXCL if create else 0
+    flags |= os.O_DIRECT if direct else 0
+    try:
+        return open_file(folder, name, flags)
+    except OSError as error:
+        if error.errno != errno.EROFS or create:
+            raise
+    # A disk with errors is often remounted read-only; its pages are still good.
+    return open_file(folder, name, flags & ~os.O_RDWR)
+
+
 def open_and_look(folder: int, name: str, flags: int) -> tuple[int, os.stat_result]:
     """Open a file as `open_file` does; return its status as well."""
     # Opening a pipe of that name would block until its other end is opened.

@@ -78,16 +78,7 @@ class PosixIOEngine(IOEngine):
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
         """Open a file; see `IOEngine.open_file`."""
-        flags = os.O_RDWR
-        flags |= os.O_CREAT | os.O_EXCL if create else 0
-        flags |= os.O_DIRECT if self._direct else 0
-        try:
-            return paths.open_file(folder, name, flags)
-        except OSError as error:
-            if error.errno != errno.EROFS or create:
-                raise
-        # A disk with errors is often remounted read-only; its pages are still good.
-        return paths.open_file(folder, name, flags & ~os.O_RDWR)
+        return paths.open_data(folder, name, create=create, direct=self._direct)
 
     def close_file(self, token: int) -> None:
         """Close a file."""

@@ -13,6 +13,7 @@ from kvdock_segments.eviction_policy import EvictionPolicy
 
 if TYPE_CHECKING:
     from kvdock_segments.limits import StoreLimits
+    from kvdock_segments.root_check import RootFinding
 
 _LEAST_SEGMENT_BYTES = 64 << 10
 
@@ -82,6 +83,17 @@ class SegmentSettings:
             raise SettingsError(
                 f"segment_bytes {self.segment_bytes} is less than 64 KiB"
             )
+
+    def check_root(self, *, direct: bool) -> tuple[RootFinding, ...]:
+        """Look at the root; try to bypass the page cache if `direct`."""
+        from kvdock_segments.root_check import check_root  # noqa: PLC0415 - as below
+
+        return check_root(
+            self.root,
+            free_bytes=self.free_space,
+            shared=self.shared_root,
+            direct=direct,
+        )
 
     @property
     def limits(self) -> StoreLimits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from kvdock.plugin import (
@@ -20,24 +21,35 @@ from kvdock_cli.output import emit
 from kvdock_cli.reports import list as report
 from kvdock_cli.terminal import style_of
 
+_CONFIGURED = ("KVDOCK_CONFIG", "KVDOCK_BACKENDS__")
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 def list_backends(*, json: bool = False, markdown: bool = False) -> int:
-    """List the installed backends and what they declare, and the observers.
+    """List backends, the configured instances of them, and the observers.
 
-    Reads what they declare and nothing else: no client library is imported
-    and no connection opened. Each is tried in a process of its own first, so that
-    one that crashes or hangs is a row of the answer.
+    Reads what they declare and the configuration, and nothing else: no client
+    library is imported and no connection opened. Each is tried in a process of
+    its own first, so that one that crashes or hangs is a row of the answer.
 
     Args:
         json: Print one line of JSON.
         markdown: Print the table of the README.
     """
-    found = load()
+    found = load({} if markdown else _configured())
     text = report.as_markdown(found) if markdown else report.as_text(found, style_of())
     return emit(text, report.as_data(found), as_json=json)
+
+
+def _configured() -> Mapping[str, object]:
+    """Return the settings of backends, read only where some may be: 60 ms."""
+    if not any(name.startswith(_CONFIGURED) for name in os.environ):
+        return {}
+    from kvdock.config import load_configuration  # noqa: PLC0415 - see above
+
+    return load_configuration().backends
 
 
 def load(

@@ -87,7 +87,7 @@ def _overall(listing: Listing, style: Style) -> list[str]:
             plugin.manifest.durability.value,
             plugin.manifest.sharing.value,
             _grade(plugin.manifest.direct_transfer.value),
-            plugin.manifest.summary,
+            _what(plugin),
         )
         for plugin in listing.plugins
     ]
@@ -103,13 +103,19 @@ def _overall(listing: Listing, style: Style) -> list[str]:
     )  # fmt: skip
 
 
+def _what(plugin: LoadedPlugin) -> str:
+    own = f"{plugin.instance_of} under another name: " if plugin.instance_of else ""
+    return own + plugin.manifest.summary
+
+
 def _grade(word: str) -> Cell:
     return Cell(word, tone_of(word))
 
 
 def _kinds(listing: Listing, style: Style) -> list[str]:
     rows: list[Row] = []
-    for plugin in listing.plugins:
+    # What an instance takes is what its plugin takes.
+    for plugin in (one for one in listing.plugins if not one.instance_of):
         name = plugin.manifest.name
         grades: dict[tuple[str, ...], list[str]] = {}
         for kind, one in by_kind(plugin.manifest):
@@ -195,5 +201,6 @@ def plugin_data(plugin: LoadedPlugin) -> dict[str, object]:
         "distribution": plugin.candidate.distribution,
         "entry_point": plugin.candidate.value,
         "path": plugin.path,
+        "instance_of": plugin.instance_of,
         "hooks": sorted(plugin.implemented),
     } | {key: value for key, value in manifest.items() if key != "settings"}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvdock.config.engine import (
         load_engine_configuration as load_engine_configuration,
     )
+    from kvdock.config.engine import nest_settings as nest_settings
     from kvdock.config.engine import split_settings as split_settings
     from kvdock.config.fields import Alias as Alias
     from kvdock.config.fields import ForeignFile as ForeignFile

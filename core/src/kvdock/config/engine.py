@@ -71,6 +71,8 @@ class EngineSettings:
     salt: str = secret("", help="Keeps this deployment's pages apart.")
 
 
+_GROUPS = ("core", "routes", "backends", "observers")
+
 E = TypeVar("E", bound=EngineSettings)
 
 
@@ -173,6 +175,30 @@ def load_engine_configuration(  # noqa: PLR0913 - each has its name
         own,
         used,
     )
+
+
+def nest_settings(given: Mapping[str, object]) -> dict[str, object]:
+    """Build a configuration from pairs: `core.deadlines.get` is in two groups.
+
+    Args:
+        given: Values by name; only names in the groups of an engine have dots.
+
+    Raises:
+        SettingsError: If a group is given as something else.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        *groups, last = name.split(".") if name.split(".")[0] in _GROUPS else [name]
+        below = found
+        for group in groups:
+            below = below.setdefault(group, {})
+            if not isinstance(below, dict):
+                raise SettingsError(f"{group!r} in {name!r} is not a group of settings")
+        if isinstance(value, dict) and isinstance(below.get(last), dict):
+            below[last].update(value)
+        else:
+            below[last] = value
+    return found
 
 
 def _check_used(

@@ -12,6 +12,7 @@ from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 from kvdock.peers.messages import Completion
 from kvdock.synchronization import MAX_WAIT_S, new_condition, remaining_s
+from kvdock.transfer.futures import DeadlineFuture
 
 if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray, UInt64Array
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvdock.transfer.leases import Lease
 
 
-class SendFuture:
+class SendFuture(DeadlineFuture):
     """One request that is sent to one peer.
 
     It has ended by its deadline. `quiet` may come later: only then can no byte of
@@ -41,13 +42,11 @@ class SendFuture:
         deadline_s: float,
         keys: MessageKeys | None = None,
     ) -> None:
+        lock, self._changed = new_condition()
+        super().__init__(deadline_s, lock)
         self.ticket = ticket
         self._keys = keys
         self.pools = pools
-        self.deadline_s = deadline_s
-        self._lock, self._changed = new_condition()
-        self._outcomes: OutcomeArray | None = None
-        self._running = False
         self._aborted = False
         # Calls that may still read pages here and write there; the run is one.
         self._touching = 1
@@ -58,13 +57,6 @@ class SendFuture:
     def __len__(self) -> int:
         """Return the number of pools."""
         return len(self.pools)
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the outcomes are known and will not change."""
-        if self._outcomes is None and time.monotonic() >= self.deadline_s:
-            self.reject(Outcome.TIMEOUT)
-        return self._outcomes is not None
 
     @property
     def quiet(self) -> bool:
@@ -129,15 +121,7 @@ class SendFuture:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it has ended; return whether it has."""
-        end_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
-        while not self.ended:
-            now_s = time.monotonic()
-            if now_s >= end_s:
-                return False
-            # A run ends with its call, a request in the queue at its deadline.
-            next_s = end_s if self._running else min(end_s, self.deadline_s)
-            self._wait_for(lambda: self._outcomes is not None, next_s)
-        return True
+        return self._wait_ended(time.monotonic() + min(timeout_s, MAX_WAIT_S))
 
     def wait_quiet(self, timeout_s: float) -> bool:
         """Wait until no byte of it can land any more; return whether that is so."""
@@ -147,16 +131,12 @@ class SendFuture:
         self._wait_for(lambda: self._quiet, end_s)
         return self.quiet
 
+    def _wait_until(self, until_s: float) -> None:
+        self._wait_for(lambda: self._outcomes is not None, until_s)
+
     def _wait_for(self, done: Callable[[], bool], until_s: float) -> None:
         with self._lock:
             self._changed.wait_for(done, remaining_s(until_s))
-
-    def start(self) -> bool:
-        """Begin to run; return False if it has ended."""
-        with self._lock:
-            if self._outcomes is None and time.monotonic() < self.deadline_s:
-                self._running = True
-        return not self.ended
 
     def finish(self, outcomes: OutcomeArray) -> None:
         """End the run with an outcome for each pool."""

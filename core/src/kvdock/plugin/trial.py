@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 
@@ -39,9 +40,8 @@ import json, os, sys
 answer = os.dup(1)
 os.dup2(2, 1)
 sys.path[:] = json.loads(sys.argv[1])
-from kvdock.plugin.trial import _answer
-os.write(answer, _answer(sys.argv[2]).encode())
-os._exit(0)
+from kvdock.plugin.trial import _serve
+os.write(answer, _serve(json.loads(sys.argv[2]), float(sys.argv[3])).encode())
 """
 
 
@@ -49,6 +49,8 @@ def try_each(
     candidates: Sequence[Candidate], timeout_s: float = TRIAL_S
 ) -> dict[Candidate, PluginProblem]:
     """Load each candidate in a process of its own, several at once.
+
+    They are forks of one process that has imported kvdock and nothing else.
 
     Args:
         candidates: What to try.
@@ -59,58 +61,107 @@ def try_each(
     """
     if not candidates:
         return {}
-    children: list[subprocess.Popen[bytes]] = []
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        try:
-            found = [
-                *pool.map(lambda one: _problem(one, timeout_s, children), candidates)
-            ]
-        except BaseException:
-            # The user ends the command, and a trial may take its time.
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in children:
-                _kill(child)
-            raise
-    return {one: wrong for one, wrong in zip(candidates, found, strict=True) if wrong}
-
-
-def _problem(
-    candidate: Candidate, timeout_s: float, children: list[subprocess.Popen[bytes]]
-) -> PluginProblem | None:
-    """Return what is wrong with one candidate, as its own process tells."""
-    given = json.dumps(attrs.asdict(candidate))
-    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), given]
+    given = json.dumps([attrs.asdict(one) for one in candidates])
     with subprocess.Popen(  # noqa: S603 - this interpreter, and data
-        command,
+        [sys.executable, "-c", _CHILD, json.dumps(sys.path), given, str(timeout_s)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-    ) as child:
-        children.append(child)
+    ) as server:
         try:
-            answer, _ = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill(child)
-            child.wait()
-            return _crashed(candidate, f"its import took more than {timeout_s:g} s")
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
+            answer, _ = server.communicate()
+        except BaseException:
+            # The user ends the command, and a trial may take its time.
+            server.terminate()
+            raise
+    ended = json.loads(answer) if answer else [[1, ""]] * len(candidates)
+    found = {
+        one: _problem(one, code, said, timeout_s)
+        for one, (code, said) in zip(candidates, ended, strict=True)
+    }
+    return {one: wrong for one, wrong in found.items() if wrong}
+
+
+def _problem(
+    candidate: Candidate, code: int | None, said: str, timeout_s: float
+) -> PluginProblem | None:
+    """Return what is wrong with one candidate, as its own process tells.
+
+    Args:
+        candidate: What was tried.
+        code: How its process ended: a status, the negative number of a signal, or
+            None if it did not end in time.
+        said: What it answered, as JSON.
+        timeout_s: The time that it had.
+    """
+    if code is None:
+        return _crashed(candidate, f"its import took more than {timeout_s:g} s")
+    if code < 0:
+        name = signal.Signals(-code).name
         return _crashed(candidate, f"its import crashed the process ({name})")
-    if child.returncode or not answer:
-        return _crashed(
-            candidate, f"its import ended the process (status {child.returncode})"
-        )
-    told = json.loads(answer)
+    if code or not said:
+        return _crashed(candidate, f"its import ended the process (status {code})")
+    told = json.loads(said)
     if not told:
         return None
     return candidate.problem(LoadStage(told["stage"]), told["cause"], told["fix"])
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child with all that it has started, which may hold its pipe."""
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
+def _serve(candidates: list[dict[str, str]], timeout_s: float) -> str:
+    """Try each candidate in a fork; return how each ended and what it said, as JSON."""
+    # Kills its forks on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    ended: list[tuple[int | None, str]] = [(1, "")] * len(candidates)
+    waiting = list(enumerate(candidates))[::-1]
+    running: dict[int, tuple[int, int, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                at, candidate = waiting.pop()
+                told = os.memfd_create("answer")
+                pid = os.fork() or _try(candidate, told)
+                running[pid] = (at, told, time.monotonic() + timeout_s)
+            soonest_s = min(end_s for _, _, end_s in running.values())
+            left_s = max(0.0, soonest_s - time.monotonic())
+            signal.sigtimedwait([signal.SIGCHLD], left_s)
+            for pid, (at, told, end_s) in list(running.items()):
+                gone, status = os.waitpid(pid, os.WNOHANG)
+                code = os.waitstatus_to_exitcode(status) if gone else None
+                if gone or time.monotonic() >= end_s:
+                    said = os.pread(told, os.fstat(told).st_size, 0).decode()
+                    ended[at] = (code, said)
+                    os.close(told)
+                    del running[pid]
+                    _kill(pid)
+    finally:
+        for pid in running:
+            _kill(pid)
+            os.waitpid(pid, 0)
+    return json.dumps(ended)
+
+
+def _try(candidate: dict[str, str], told: int) -> NoReturn:
+    """Load one candidate in this process, a fork, and end it."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    code = 1
+    try:
+        os.write(told, _answer(Candidate(**candidate)).encode())
+        code = 0
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os._exit(code)
+
+
+def _kill(group: int) -> None:
+    """Kill a fork with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _crashed(candidate: Candidate, cause: str) -> PluginProblem:
@@ -122,9 +173,8 @@ def _crashed(candidate: Candidate, cause: str) -> PluginProblem:
     )
 
 
-def _answer(given: str) -> str:
+def _answer(candidate: Candidate) -> str:
     """Load one candidate; return what is wrong with it as JSON, or "{}"."""
-    candidate = Candidate(**json.loads(given))
     try:
         if candidate.group == BACKENDS_GROUP:
             load_one(candidate)

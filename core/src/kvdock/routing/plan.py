@@ -53,6 +53,13 @@ class Route:
     absent: bool = False
 
     @property
+    def words(self) -> str:
+        """The pool and where it goes, for people."""
+        return (
+            f"{self.pool.name} to {' and '.join(at.backend for at in self.placements)}"
+        )
+
+    @property
     def nearest(self) -> RouteOption | None:
         """The first placement, or None for a pool that is not stored."""
         return self.placements[0] if self.placements else None

@@ -1,4 +1,4 @@
-"""Futures of background transfers."""
+"""Futures that end by their deadline, and those of background transfers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,56 @@ if TYPE_CHECKING:
     from kvdock.transfer.leases import PageLeases
 
 
-class TransferFuture:
-    """A read or a write of pages of one pool.
+class DeadlineFuture:
+    """Work that ends by its deadline, also while it waits for a worker.
 
-    It ends at its deadline, also while it waits for a worker; a transfer that runs
-    ends with its call, which has the same deadline.
+    Work that runs ends with its call, which has the same deadline.
+
+    Args:
+        deadline_s: On `time.monotonic()`'s clock.
+        lock: Guards what it knows.
+    """
+
+    def __init__(self, deadline_s: float, lock: threading.Lock) -> None:
+        self.deadline_s = deadline_s
+        self._lock = lock
+        self._running = False
+        self._outcomes: OutcomeArray | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the outcomes are known and will not change."""
+        if self._outcomes is None and time.monotonic() >= self.deadline_s:
+            self.reject(Outcome.TIMEOUT)
+        return self._outcomes is not None
+
+    def start(self) -> bool:
+        """Begin to run; return False if it has ended."""
+        with self._lock:
+            if self._outcomes is None and time.monotonic() < self.deadline_s:
+                self._running = True
+        return not self.ended
+
+    def reject(self, outcome: Outcome) -> None:
+        """End with one outcome for all of it, unless it runs."""
+        raise NotImplementedError
+
+    def _wait_until(self, until_s: float) -> None:
+        """Wait for the outcomes until then."""
+        raise NotImplementedError
+
+    def _wait_ended(self, end_s: float) -> bool:
+        """Wait until it has ended; return whether it has."""
+        while not self.ended:
+            if time.monotonic() >= end_s:
+                return False
+            # Until its deadline it may still wait for a worker.
+            self._wait_until(end_s if self._running else min(end_s, self.deadline_s))
+        return True
+
+
+class TransferFuture(DeadlineFuture):
+    """A read or a write of pages of one pool.
 
     Args:
         operation: GET or PUT.
@@ -46,30 +91,20 @@ class TransferFuture:
         self.operation = operation
         self.pool = pool
         self.pages = pages
+        super().__init__(deadline_s, threading.Lock())
         self._held = held
-        self.deadline_s = deadline_s
         self._leases = leases
         self.on_rejected: Callable[[OutcomeArray], None] | None = None
         """Called with the outcomes if it ends without having run."""
-        self._lock = threading.Lock()
         # Held until the end: waiting for a lock costs a tenth of an event.
         self._over = threading.Lock()
         self._over.acquire()
-        self._running = False
         self._began_s = time.monotonic()
         self._seconds = 0.0
-        self._outcomes: OutcomeArray | None = None
 
     def __len__(self) -> int:
         """Return the number of pages."""
         return len(self.pages)
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the outcomes are known and will not change."""
-        if self._outcomes is None and time.monotonic() >= self.deadline_s:
-            self.reject(Outcome.TIMEOUT)
-        return self._outcomes is not None
 
     @property
     def done(self) -> bool:
@@ -102,22 +137,11 @@ class TransferFuture:
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is done; return whether it is."""
         end_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
-        while not self.ended:
-            now_s = time.monotonic()
-            if now_s >= end_s:
-                return False
-            # Until its deadline it may still wait for a worker.
-            next_s = end_s if self._running else min(end_s, self.deadline_s)
-            if self._over.acquire(timeout=remaining_s(next_s)):
-                self._over.release()
-        return self._leases.wait_free(self._held, end_s)
+        return self._wait_ended(end_s) and self._leases.wait_free(self._held, end_s)
 
-    def start(self) -> bool:
-        """Begin to run; return False if it has ended."""
-        with self._lock:
-            if self.deadline_s > time.monotonic() and self._outcomes is None:
-                self._running = True
-        return not self.ended
+    def _wait_until(self, until_s: float) -> None:
+        if self._over.acquire(timeout=remaining_s(until_s)):
+            self._over.release()
 
     def finish(self, outcomes: OutcomeArray) -> None:
         """End with the outcomes, uint8 (n,)."""

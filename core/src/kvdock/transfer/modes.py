@@ -35,7 +35,7 @@ log = logging.getLogger("kvdock")
 
 GATE_CLOSE_S = 5.0
 """How long to wait for a copy in memory, which takes about 100 microseconds."""
-_OK = int(Outcome.OK)
+_OK, _ABSENT = int(Outcome.OK), int(Outcome.ABSENT)
 
 
 @attrs.frozen(eq=False)
@@ -292,8 +292,11 @@ def _drop_expired(
 
     The backend does not know it, and would keep them where they are stored again.
     """
-    over = (answered == _OK) & (verified == Outcome.ABSENT)
-    if np.count_nonzero(over):
+    if verified is answered:
+        return
+    over = verified == _ABSENT
+    if over.any():
+        over &= answered == _OK
         keys = [transfer.keys[at] for at in np.flatnonzero(over).tolist()]
         channel.background.delete_corrupt(handle, transfer.pool, keys)
 

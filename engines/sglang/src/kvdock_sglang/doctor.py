@@ -17,9 +17,7 @@ from importlib import metadata
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import attrs
-
-from kvdock import AttachConfig, Dock, Finding, Layout, Shard
+from kvdock import Dock, Finding, Layout, Shard
 from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute, SettingsError
 from kvdock.models import Deployment, assemble, load_model
@@ -207,12 +205,7 @@ def _examined(
         yield Finding(ok=False, what=what, hint=hint)
     given = collect(extra)
     dock = Dock.for_engine(given.used, given)
-    for name in given.used:
-        backend = dock.backends[name]
-        config = AttachConfig(settings=backend.settings(given.backends.get(name)))
-        yield Finding(ok=True, what=f"plugin {name}: {backend.manifest.summary}")
-        for one in backend.probe(config):
-            yield attrs.evolve(one, what=f"{name}: {one.what}")
+    yield from dock.probe(given)
     if model[0]:
         yield from _of_model(dock, given, model, flags)
     else:
@@ -254,10 +247,7 @@ def _of_model(
                 if given.own.drafts is Drafts.STRICT:
                     raise
                 left_out.append(f"pool {one.name} is not stored: {error.what}")
-    where = ", ".join(
-        f"{one.pool.name} to {' and '.join(at.backend for at in one.placements)}"
-        for one in routed
-    )
+    where = ", ".join(one.words for one in routed)
     yield Finding(ok=True, what=f"pages of {name}: {where}")
     for what in left_out:
         hint = "Restored prompts are drafted worse. Name a plugin that takes it."

@@ -219,27 +219,6 @@ class _Known:
             )
         return found
 
-    def shape(
-        self,
-        kind: PoolKind,
-        parts: tuple[Part, ...],
-        sharding: Sharding,
-        buffers: tuple[str, ...] = ("kv_buffer",),
-        **others: Any,  # noqa: ANN401 - fields of the record
-    ) -> _Shape:
-        """Describe a pool by what most classes have; `others` go before that."""
-        pool = self.pool
-        if "pages" not in others:
-            others["pages"] = int(pool.page_num)
-        usual: dict[str, Any] = {
-            "layers": int(pool.layer_num),
-            "layout": self.layout(),
-            "memory": tuple(map(self.buffer, buffers)),
-            "page_slots": int(pool.page_size),
-            "first_layer": int(pool.start_layer),
-        }
-        return _Shape(kind=kind, parts=parts, sharding=sharding, **(usual | others))
-
     def whole_pages(self, row: int) -> _Shape:
         """Describe pages that are opaque rows of bytes, one per layer.
 
@@ -263,52 +242,74 @@ class _Known:
             first_layer=int(pool.start_layer),
         )
 
+    def shape(
+        self,
+        kind: PoolKind,
+        parts: tuple[Part, ...],
+        sharding: Sharding,
+        buffers: str,
+        *,
+        pages: int | None = None,
+        drafts: bool = True,
+    ) -> _Shape:
+        """Describe a pool whose class names its facts as most do.
+
+        Args:
+            kind: What it holds.
+            parts: Of a token or a page.
+            sharding: What a rank has of it.
+            buffers: Attributes that are its memory.
+            pages: How many; None for what most classes call them.
+            drafts: Whether layers of a draft model may lie at the end of a page.
+        """
+        pool = self.pool
+        return _Shape(
+            kind=kind,
+            parts=parts,
+            layers=int(pool.layer_num),
+            sharding=sharding,
+            layout=self.layout(),
+            memory=tuple(map(self.buffer, buffers.split())),
+            pages=int(pool.page_num) if pages is None else pages,
+            page_slots=int(pool.page_size),
+            first_layer=int(pool.start_layer),
+            packed_drafts=self.packed_drafts() if drafts else 0,
+            divided=self.head_axis() if sharding is Sharding.HEADS else None,
+        )
+
 
 def _mha(known: _Known) -> _Shape:
     pool = known.pool
     if pool.head_dim != pool.v_head_dim:
         raise known.reject("has keys and values of different widths in one buffer")
-    return _asymmetric(known, ("kv_buffer",))
+    return _keys_and_values(known, "kv_buffer")
 
 
-def _asymmetric(
-    known: _Known, buffers: tuple[str, ...] = ("k_buffer", "v_buffer")
-) -> _Shape:
+def _keys_and_values(known: _Known, buffers: str) -> _Shape:
     pool = known.pool
-    return known.shape(
-        PoolKind.MHA,
-        (known.per_head("k", pool.head_dim), known.per_head("v", pool.v_head_dim)),
-        Sharding.HEADS,
-        buffers,
-        packed_drafts=known.packed_drafts(),
-        divided=known.head_axis(),
-    )
+    parts = (known.per_head("k", pool.head_dim), known.per_head("v", pool.v_head_dim))
+    return known.shape(PoolKind.MHA, parts, Sharding.HEADS, buffers)
+
+
+def _asymmetric(known: _Known) -> _Shape:
+    return _keys_and_values(known, "k_buffer v_buffer")
 
 
 def _k_only(known: _Known) -> _Shape:
-    return known.shape(
-        PoolKind.K_ONLY,
-        (known.per_head("k", known.pool.head_dim),),
-        Sharding.HEADS,
-        ("k_buffer",),
-        divided=known.head_axis(),
-    )
+    parts = (known.per_head("k", known.pool.head_dim),)
+    return known.shape(PoolKind.K_ONLY, parts, Sharding.HEADS, "k_buffer", drafts=False)
 
 
 def _mla(known: _Known) -> _Shape:
     pool = known.pool
     if _layers_are_divided(pool):
         raise known.reject("divides its layers among context-parallel ranks")
-    width = (int(pool.kv_cache_dim),)
+    parts = (Part("kv", known.dtype(pool.dtype), (int(pool.kv_cache_dim),)),)
     # A release without the attribute has no decode context parallelism.
     dcp = int(getattr(pool, "dcp_size", 1))
-    return known.shape(
-        PoolKind.MLA,
-        (Part("kv", known.dtype(pool.dtype), width),),
-        Sharding.DCP if dcp > 1 else Sharding.REPLICATED,
-        page_slots=int(pool.page_size) * dcp,
-        packed_drafts=known.packed_drafts(),
-    )
+    sharding = Sharding.DCP if dcp > 1 else Sharding.REPLICATED
+    shape = known.shape(PoolKind.MLA, parts, sharding, "kv_buffer")
+    return attrs.evolve(shape, page_slots=shape.page_slots * dcp)
 
 
 def _layers_are_divided(pool: Any) -> bool:  # noqa: ANN401 - the engine's object
@@ -328,9 +329,8 @@ def _dsa_indexer(known: _Known) -> _Shape:
         PoolKind.INDEXER,
         (Part("indexer", known.dtype(pool.indexer_dtype), row, Per.PAGE),),
         Sharding.REPLICATED,
-        ("index_k_with_scale_buffer",),
+        "index_k_with_scale_buffer",
         pages=int(pool.indexer_page_num),
-        packed_drafts=known.packed_drafts(),
     )
 
 
@@ -389,12 +389,7 @@ def _nvfp4(known: _Known) -> _Shape:
     pool = known.pool
     ranks = known.place.shard.tp_size
     row = Part("row", DType.U8, (ranks, int(pool.row_bytes)), Per.PAGE, shard_axis=0)
-    return known.shape(
-        PoolKind.COMPRESSED,
-        (row,),
-        Sharding.RANK,
-        packed_drafts=known.packed_drafts(),
-    )
+    return known.shape(PoolKind.COMPRESSED, (row,), Sharding.RANK, "kv_buffer")
 
 
 def _logical(known: _Known) -> _Shape:
@@ -448,7 +443,7 @@ KNOWN: dict[str, Callable[[_Known], _Shape]] = {
 }
 """Classes of SGLang's host pools, and what describes one of each."""
 
-_BY_HEAD: tuple[Callable[[_Known], _Shape], ...] = (_mha, _asymmetric, _k_only)
+_BY_HEAD = (_mha, _asymmetric, _k_only)
 
 REJECTED = {
     f"{_POOLS}.mha_mxfp8.MHATokenToKVPoolMXFP8Host": (

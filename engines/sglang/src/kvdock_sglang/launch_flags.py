@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from kvdock.config import nest_settings
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock_sglang.host_pools import LAYOUTS
 
@@ -176,22 +177,14 @@ def from_words(settings: Mapping[str, object]) -> dict[str, object]:
     Raises:
         SettingsError: If a group is given as something else.
     """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        *groups, last = name.split(".") if name.split(".")[0] in GROUPS else [name]
-        below = found
-        for group in groups:
-            below = below.setdefault(group, {})
-            if not isinstance(below, dict):
-                raise SettingsError(f"{group!r} in {name!r} is not a group of settings")
-        if name in GROUPS and isinstance(value, str):
-            below.setdefault(name, {}).update(configuration(value))
-        else:
-            below[last] = _read(value) if name in ENGINE_TYPES else value
-    return found
+    return nest_settings({name: _read(name, value) for name, value in settings.items()})
 
 
-def _read(value: object) -> object:
+def _read(name: str, value: object) -> object:
+    if name in GROUPS and isinstance(value, str):
+        return configuration(value)
+    if name not in ENGINE_TYPES:
+        return value
     try:
         return json.loads(str(value))
     except ValueError:

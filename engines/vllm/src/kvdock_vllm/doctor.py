@@ -20,8 +20,8 @@ from types import MappingProxyType, SimpleNamespace
 
 import attrs
 
-from kvdock import AttachConfig, Dock, Finding, PoolKind, Shard
-from kvdock.config import count, option, structure
+from kvdock import Dock, Finding, PoolKind, Shard
+from kvdock.config import count, nest_settings, option, structure
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.models import Deployment, assemble, load_model
 from kvdock.units import format_bytes
@@ -42,7 +42,6 @@ SPEC_CLASSES: Mapping[PoolKind, str] = MappingProxyType(
 )
 """Kind of a pool to the first of vLLM's classes for it."""
 
-GROUPS = ("backends", "core", "observers", "routes")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
 LEFTOVERS = "vllm_offload_*.mmap"
 _PLUGINS = "VLLM_PLUGINS"
@@ -159,7 +158,7 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
 
 def _given(settings: Mapping[str, object]) -> dict[str, object]:
     if "config" not in settings:
-        return _from_words(settings)
+        return nest_settings(settings)
     if len(settings) > 1:
         raise SettingsError(
             "--set config is a whole configuration, so no other --set counts",
@@ -178,35 +177,12 @@ def _given(settings: Mapping[str, object]) -> dict[str, object]:
     return inner
 
 
-def _from_words(settings: Mapping[str, object]) -> dict[str, object]:
-    """Build a configuration from pairs: `core.deadlines.get` is in two groups."""
-    found: dict[str, object] = {}
-    for name, value in settings.items():
-        head, *rest = name.split(".")
-        if head not in GROUPS or not rest:
-            found[name] = value
-            continue
-        below = found.setdefault(head, {})
-        for group in rest[:-1]:
-            below = below.setdefault(group, {}) if isinstance(below, dict) else None
-        if not isinstance(below, dict):
-            raise SettingsError(f"a group in {name!r} is given as one value")
-        below[rest[-1]] = value
-    return found
-
-
 def _examined(extra: Mapping[str, object], about: _Model) -> Iterator[Finding]:
     """Look at a configuration, and at the backends that it chooses."""
     given = collect(extra)
     yield _host_memory(given.own.host_memory)
     dock = Dock.for_engine(given.used, given)
-    for name in given.used:
-        backend = dock.backends[name]
-        config = AttachConfig(settings=backend.settings(given.backends.get(name)))
-        yield Finding(ok=True, what=f"plugin {name}: {backend.manifest.summary}")
-        for one in backend.probe(config):
-            yield attrs.evolve(one, what=f"{name}: {one.what}")
-
+    yield from dock.probe(given)
     if about.description:
         yield from _of_model(dock, given, about)
     else:
@@ -252,10 +228,7 @@ def _of_model(dock: Dock, given: Configuration, about: _Model) -> Iterator[Findi
         groups, row_bytes=row_bytes, slot_bytes=row_bytes, ranks=1, whole=False
     )
     plan = routes(dock, given, [pool for pool, _ in made.values()])
-    where = ", ".join(
-        f"{one.pool.name} to {' and '.join(at.backend for at in one.placements)}"
-        for one in plan.accepted
-    )
+    where = ", ".join(one.words for one in plan.accepted)
     yield Finding(ok=True, what=f"pages of {model.name}: {where}")
     for table in model.pools:
         said = f"pages of pool {table.get('name')}"

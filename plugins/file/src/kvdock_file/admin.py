@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvdock.config import structure
 from kvdock_file.settings import FileSettings
 from kvdock_segments import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.stores import Store
 
-
-def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
+def open_store(target: str, settings: Mapping[str, object]) -> DirectoryStore | None:
     """Open a directory; None for a URL.
 
     Entry point `file` of the group `kvdock.stores`.
-
-    Raises:
-        SettingsError: If a setting is unknown or of the wrong kind.
     """
-    if "://" in target:
-        return None
-    given = {**settings, "root": target}
-    found = structure(FileSettings, given, where="backend 'file'")
-    return DirectoryStore(found.root, found.shared_root, found.limits)
+    return DirectoryStore.open(target, settings, "file", FileSettings)

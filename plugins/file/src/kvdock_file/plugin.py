@@ -53,16 +53,8 @@ def kvdock_manifest() -> Manifest:
 @hookimpl
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     """Check whether the root can be used, and how much room it has."""
-    from kvdock_segments import check_root  # noqa: PLC0415 - keeps a listing light
-
     settings: FileSettings = config.settings
-    findings = check_root(
-        settings.root,
-        free_bytes=settings.free_space,
-        shared=settings.shared_root,
-        direct=settings.direct,
-    )
-    return [Finding(*finding) for finding in findings]
+    return [Finding(*one) for one in settings.check_root(direct=settings.direct)]
 
 
 @hookimpl
@@ -70,7 +62,10 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> SegmentStore:
     """Open the store of this namespace and pool."""
-    from kvdock_segments import PosixIOEngine, open_store  # noqa: PLC0415 - same
+    from kvdock_segments import (  # noqa: PLC0415 - keeps a listing light
+        PosixIOEngine,
+        open_store,
+    )
 
     settings: FileSettings = config.settings
     engine = PosixIOEngine(settings.threads, direct=settings.direct)

@@ -18,7 +18,7 @@ from kvdock_nixl.agent_pair import AGENTS
 from kvdock_nixl.bounced import move_bounced
 from kvdock_nixl.call import BLOCK, Call
 from kvdock_nixl.straight import move_straight, reachable
-from kvdock_segments import UNREGISTERED, IOEngine, IORequest, IOResult, open_file
+from kvdock_segments import UNREGISTERED, IOEngine, IORequest, IOResult, open_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,16 +95,7 @@ class NixlIOEngine(IOEngine):
 
     def open_file(self, name: str, folder: int, *, create: bool) -> int:
         """Open and register a file; see `IOEngine.open_file`."""
-        flags = os.O_RDWR
-        flags |= os.O_CREAT | os.O_EXCL if create else 0
-        flags |= os.O_DIRECT if self._direct else 0
-        try:
-            fd = open_file(folder, name, flags)
-        except OSError as error:
-            if error.errno != errno.EROFS or create:
-                raise
-            # A disk with errors is often remounted read-only; its pages are good.
-            fd = open_file(folder, name, flags & ~os.O_RDWR)
+        fd = open_data(folder, name, create=create, direct=self._direct)
         if self._forked:
             return fd
         try:
