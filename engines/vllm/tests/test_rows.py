@@ -7,7 +7,8 @@ import attrs
 import pytest
 
 from kvdock import PoolKind
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, SettingsError
+from kvdock_vllm.pools import check_canonical
 from kvdock_vllm.rows import (
     DeviceLayout,
     Group,
@@ -15,6 +16,7 @@ from kvdock_vllm.rows import (
     expected_layout,
     pool_names,
     pools,
+    shares_of,
 )
 
 
@@ -42,6 +44,24 @@ def plan(*groups: tuple[FullAttentionSpec, list[str]], page: int) -> Any:
             for spec, layers in groups
         ],
     )
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    """The same on all ranks."""
+
+
+def config(*, ranks: int, heads: int) -> Any:
+    """As vLLM's, with what heads are divided by."""
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
+        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: heads),
+    )
+
+
+def offloading(canonical: int, agnostic: int) -> Any:
+    """As vLLM's `OffloadingConfig`."""
+    parallel = SimpleNamespace(is_parallelism_agnostic=bool(agnostic))
+    return SimpleNamespace(canonical_layout=bool(canonical), parallel=parallel)
 
 
 WHOLE = FullAttentionSpec(100, 100)
@@ -78,11 +98,18 @@ def test_a_layer_whose_page_is_not_known_owns_its_whole_block() -> None:
     assert found.pieces(0, 1) == ((0, 100),)
 
 
-def caches(tensors: list[int], *groups: list[tuple[int, int]]) -> Any:
+def caches(tensors: list[int], *groups: list[tuple[int, int]], ranks: int = 1) -> Any:
     return SimpleNamespace(
         tensors=[SimpleNamespace(page_size_bytes=size) for size in tensors],
         group_data_refs=[
-            [SimpleNamespace(tensor_idx=at, page_size_bytes=size) for at, size in refs]
+            [
+                SimpleNamespace(
+                    tensor_idx=at,
+                    page_size_bytes=size,
+                    mapping=SimpleNamespace(canonical_page_size_bytes=size * ranks),
+                )
+                for at, size in refs
+            ]
             for refs in groups
         ],
     )
@@ -92,8 +119,8 @@ EXPECTED = DeviceLayout(tensors=(100, 100), owned=(((0, 100), (1, 60)),))
 
 
 def test_device_tensors_that_are_as_expected_are_taken() -> None:
-    check_layout(EXPECTED, caches([100, 100], [(0, 100), (1, 60)]))
-    check_layout(EXPECTED, caches([100, 100], [(0, 100), (1, 50)]))
+    check_layout(EXPECTED, caches([100, 100], [(0, 100), (1, 60)]), canonical=False)
+    check_layout(EXPECTED, caches([100, 100], [(0, 100), (1, 50)]), canonical=False)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +136,46 @@ def test_device_tensors_with_bytes_that_would_not_be_stored_are_rejected(
     actual: Any,
 ) -> None:
     with pytest.raises(KvdockError, match="was expected"):
-        check_layout(EXPECTED, actual)
+        check_layout(EXPECTED, actual, canonical=False)
+
+
+def test_a_canonical_row_has_the_heads_of_all_ranks_without_gaps() -> None:
+    given = plan((WHOLE, ["a", "b"]), (PADDED, ["c"]), page=100)
+    given.kv_cache_groups[1].kv_cache_spec = MLAAttentionSpec(100, 60)
+    shares = shares_of(config(ranks=2, heads=8), given, [0, 1])
+    assert shares == (2, 1)
+    found = expected_layout(given, [0, 1]).over_ranks(shares)
+    assert found.tensors == (200, 200)
+    assert found.pieces(0, 2) == ((0, 200), (200, 200), (400, 200), (600, 200))
+    assert found.pieces(1, 2) == ((0, 60), (200, 60))
+
+
+def test_heads_that_are_fewer_than_ranks_are_stored_once() -> None:
+    given = plan((WHOLE, ["a"]), page=100)
+    assert shares_of(config(ranks=4, heads=2), given, [0]) == (2,)
+
+
+def test_canonical_pages_of_a_worker_must_be_as_expected() -> None:
+    expected = EXPECTED.over_ranks([2])
+    good = caches([100, 100], [(0, 100), (1, 60)], ranks=2)
+    check_layout(expected, good, canonical=True)
+    for ranks, layers in ((1, [(0, 100), (1, 60)]), (2, [(0, 100), (1, 50)])):
+        with pytest.raises(KvdockError, match="was expected"):
+            check_layout(
+                expected, caches([100, 100], layers, ranks=ranks), canonical=True
+            )
+
+
+@pytest.mark.parametrize(("canonical", "agnostic"), [(0, 0), (0, 1), (1, 1)])
+def test_rows_of_one_rank_or_that_all_can_read_are_taken(
+    canonical: int, agnostic: int
+) -> None:
+    check_canonical(offloading(canonical, agnostic))
+
+
+def test_the_canonical_layout_is_rejected_where_a_group_has_none() -> None:
+    with pytest.raises(SettingsError, match="canonical_layout: not every KV cache"):
+        check_canonical(offloading(1, 0))
 
 
 def test_pools_are_named_by_kind() -> None:

@@ -18,9 +18,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
-    get_offloading_group_ids,
-)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
@@ -28,10 +25,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
-from kvdock_vllm.identity import Layers, identify, layers_of
+from kvdock_vllm.identity import Layers, identify, layers_of, layout_of_rows
 from kvdock_vllm.pools import Handover
 from kvdock_vllm.restorable import check_states, unrestorable
-from kvdock_vllm.rows import check_layout, expected_layout
+from kvdock_vllm.rows import check_layout
 from kvdock_vllm.settings import collect
 from kvdock_vllm.weights import watch_weights
 
@@ -120,18 +117,22 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         if role == KVConnectorRole.SCHEDULER:
             self._never_restored = unrestorable(self.connector_scheduler)
         if role == KVConnectorRole.WORKER:
-            self._check_layout_at_registration(kv_cache_config)
+            self._check_layout_at_registration(
+                kv_cache_config, canonical=settings.own.canonical_layout
+            )
 
-    def _check_layout_at_registration(self, kv_cache_config: KVCacheConfig) -> None:
+    def _check_layout_at_registration(
+        self, kv_cache_config: KVCacheConfig, *, canonical: bool
+    ) -> None:
         """Compare the device tensors with the layout that the scheduler assumes."""
         worker = self.connector_worker
-        expected = expected_layout(
-            kv_cache_config, get_offloading_group_ids(kv_cache_config)
+        expected = layout_of_rows(
+            self._vllm_config, kv_cache_config, canonical=canonical
         )
         initialize = worker._init_worker  # noqa: SLF001 - the only place that has both
 
         def checked(caches: Any) -> None:  # noqa: ANN401 - vLLM's CanonicalKVCaches
-            check_layout(expected, caches)
+            check_layout(expected, caches, canonical=canonical)
             initialize(caches)
 
         worker._init_worker = checked  # noqa: SLF001 - same

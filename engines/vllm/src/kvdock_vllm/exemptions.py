@@ -155,6 +155,12 @@ def _replicas_compute_alone(config: Any) -> bool:  # noqa: ANN401 - same
     return not config.parallel_config.enable_expert_parallel
 
 
+def _rows_are_canonical(config: Any) -> bool:  # noqa: ANN401 - same
+    """Whether pages are stored as engines of all TP sizes have them."""
+    given = getattr(config.kv_transfer_config, "kv_connector_extra_config", {})
+    return bool(given.get("canonical_layout"))
+
+
 def _tokenizer_is_the_models(model: Any) -> bool:  # noqa: ANN401 - vLLM's ModelConfig
     """Whether its files are among the model's, or only text is tokenized."""
     return model.multimodal_config is None or model.tokenizer == model.model
@@ -200,6 +206,7 @@ EXEMPTIONS: tuple[Exemption, ...] = (
             "one_kind_of_weights": _one_kind_of_weights,
             "proposes_without_a_model": _proposes_without_a_model,
             "replicas_compute_alone": _replicas_compute_alone,
+            "rows_are_canonical": _rows_are_canonical,
         },
     ),
     *_REPORTED,

@@ -30,7 +30,7 @@ from kvdock_vllm.exemptions import (
     REPORTED,
     counted_variables,
 )
-from kvdock_vllm.rows import Group, expected_layout
+from kvdock_vllm.rows import DeviceLayout, Group, expected_layout, shares_of
 
 if TYPE_CHECKING:
     from kvdock_vllm.settings import AdapterSettings
@@ -41,6 +41,8 @@ Layers = Mapping[str, Mapping[str, str]]
 _SAME_CACHE = {"fp8": "fp8_e4m3"}
 _SPELLING = re.compile(r", cache_dtype_str=[^,)]+")
 """How a KV dtype was spelled, which a layer's own says better."""
+_HEADS = re.compile(r"\b(num_kv_heads=)\d+")
+"""Heads of one rank."""
 
 
 @attrs.frozen(kw_only=True)
@@ -146,6 +148,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
             "engine": "vllm {}.{}".format(*release(installed_version())),
             "platform": _platform(),
             "blocks_per_chunk": own.blocks_per_chunk,
+            **({"canonical": _canonical(config)} if own.canonical_layout else {}),
             "runner_v2": bool(read(config, "use_v2_model_runner")),
             "environment": counted_variables(os.environ, _known_variables()),
             **_foreign_code(read(config, "model_config")),
@@ -153,7 +156,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
             **{field: str(read(config, field)) for field in REPORTED},
         },
         adapters=json.dumps(identity_fields(lora, LORA_EXEMPTIONS)) if lora else "",
-        groups=_groups(config, kv, own.blocks_per_chunk),
+        groups=_groups(config, kv, own),
         stages=int(read(config, "parallel_config.pipeline_parallel_size")),
         process=f"dp{read(config, 'parallel_config.data_parallel_index')}",
     )
@@ -317,7 +320,7 @@ def _platform() -> str:
     return f"{kind} {current_platform.get_device_capability()}"
 
 
-def _groups(config: Any, kv: Any, blocks_per_chunk: int) -> tuple[Group, ...]:  # noqa: ANN401 - vLLM's VllmConfig and KVCacheConfig
+def _groups(config: Any, kv: Any, own: AdapterSettings) -> tuple[Group, ...]:  # noqa: ANN401 - vLLM's VllmConfig and KVCacheConfig
     """Describe the groups that vLLM offloads."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (  # noqa: PLC0415 - the engine
         get_offloading_group_ids,
@@ -331,19 +334,53 @@ def _groups(config: Any, kv: Any, blocks_per_chunk: int) -> tuple[Group, ...]:  
             fix="Start it without hisparse_config.",
         )
     numbers = get_offloading_group_ids(kv)
-    layout = expected_layout(kv, numbers)
+    layout = layout_of_rows(config, kv, canonical=own.canonical_layout)
+    heads = 0
+    if own.canonical_layout:
+        heads = int(config.model_config.get_total_num_kv_heads())
     dcp_size = int(read(config, "parallel_config.decode_context_parallel_size"))
     return tuple(
         Group(
             number=number,
             spec_class=type(kv.kv_cache_groups[number].kv_cache_spec).__name__,
-            spec=_SPELLING.sub("", repr(kv.kv_cache_groups[number].kv_cache_spec)),
+            spec=_spec(kv.kv_cache_groups[number].kv_cache_spec, heads),
             layers=tuple(kv.kv_cache_groups[number].layer_names),
-            tokens=blocks_per_chunk
+            tokens=own.blocks_per_chunk
             * resolve_dcp_kv_block_size(
                 kv.kv_cache_groups[number].kv_cache_spec, dcp_size
             ),
-            pieces=layout.pieces(place, blocks_per_chunk),
+            pieces=layout.pieces(place, own.blocks_per_chunk),
         )
         for place, number in enumerate(numbers)
     )
+
+
+def _spec(spec: Any, heads: int) -> str:  # noqa: ANN401 - vLLM's KVCacheSpec
+    """Return a specification as text; with all heads of the model where they are given.
+
+    A latent page has one head on every rank.
+    """
+    text = _SPELLING.sub("", repr(spec))
+    return _HEADS.sub(rf"\g<1>{heads}", text) if heads else text
+
+
+def _canonical(config: Any) -> str:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return vLLM's name for the order of a canonical page, with its version."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import (  # noqa: PLC0415, E501 - the engine
+        canonical_format_id,
+    )
+
+    return str(canonical_format_id(read(config, "cache_config.kv_cache_layout")))
+
+
+def layout_of_rows(config: Any, kv: Any, *, canonical: bool) -> DeviceLayout:  # noqa: ANN401 - vLLM's VllmConfig and KVCacheConfig
+    """Return the composition of one rank's slot in a row, or of a canonical row."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (  # noqa: PLC0415 - the engine
+        get_offloading_group_ids,
+    )
+
+    numbers = get_offloading_group_ids(kv)
+    layout = expected_layout(kv, numbers)
+    if canonical:
+        return layout.over_ranks(shares_of(config, kv, numbers))
+    return layout

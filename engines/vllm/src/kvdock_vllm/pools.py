@@ -75,6 +75,21 @@ def routes(dock: Dock, given: Configuration, specs: Sequence[PoolSpec]) -> Plan:
     )
 
 
+def check_canonical(config: Any) -> None:  # noqa: ANN401 - vLLM's OffloadingConfig
+    """Reject the canonical layout where the pages of some group are not in it.
+
+    Raises:
+        SettingsError: With vLLM's conditions.
+    """
+    if config.canonical_layout and not config.parallel.is_parallelism_agnostic:
+        raise SettingsError(
+            "canonical_layout: not every KV cache group of this engine can be shared "
+            "by engines of other TP sizes (vLLM knows how to for full attention, "
+            "sliding windows and latent pages, with tensor parallelism alone)",
+            fix="Leave it out: pages are then stored for this TP size.",
+        )
+
+
 def attach(
     handover: Handover,
     identity: Identity,
@@ -102,7 +117,8 @@ def attach(
     given = handover.settings
     row_bytes = int(spec.kv_bytes_per_chunk)
     check_host_memory(given.own.host_memory, row_bytes)
-    ranks = 1 if spec.replicated_layout else int(spec.config.parallel.world_size)
+    shared = spec.replicated_layout or spec.config.canonical_layout
+    ranks = 1 if shared else int(spec.config.parallel.world_size)
     described = pools(
         identity.groups,
         row_bytes=row_bytes,

@@ -9,7 +9,7 @@ a group owns are stored.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -79,6 +79,23 @@ class DeviceLayout:
             for block in range(blocks_per_chunk)
         )
 
+    def over_ranks(self, shares: Sequence[int]) -> DeviceLayout:
+        """Return the composition of a row in vLLM's canonical layout.
+
+        A page of it has the heads of all ranks in the model's order, and no gaps.
+
+        Source: vLLM 0.32.0, `offloading/canonical_mapping.py:_layer_mapping` and
+        `kv_offload/cpu/gpu_worker.py:_canonical_block_sizes`.
+
+        Args:
+            shares: For each group, how many shares of heads make a page.
+        """
+        owned = tuple(
+            tuple((tensor, nbytes * times) for tensor, nbytes in mine)
+            for mine, times in zip(self.owned, shares, strict=True)
+        )
+        return DeviceLayout(tensors=_sizes(owned, len(self.tensors)), owned=owned)
+
 
 def expected_layout(kv: Any, group_ids: Sequence[int]) -> DeviceLayout:  # noqa: ANN401 - vLLM's KVCacheConfig
     """Return how vLLM will lay out a slot, from its plan of the device memory.
@@ -125,30 +142,69 @@ def _used(spec: Any, block_bytes: int) -> int:  # noqa: ANN401 - vLLM's KVCacheS
     return int(spec.real_page_size_bytes)
 
 
-def check_layout(expected: DeviceLayout, caches: Any) -> None:  # noqa: ANN401 - vLLM's CanonicalKVCaches
+def shares_of(config: Any, kv: Any, group_ids: Sequence[int]) -> tuple[int, ...]:  # noqa: ANN401 - vLLM's VllmConfig and KVCacheConfig
+    """Return how many ranks' shares of heads make a whole page, for each group.
+
+    Latent pages are the same on all ranks, and so are heads that are fewer than ranks.
+    """
+    ranks = int(config.parallel_config.tensor_parallel_size)
+    shares = min(ranks, int(config.model_config.get_total_num_kv_heads()))
+    specs = (type(kv.kv_cache_groups[one].kv_cache_spec).__name__ for one in group_ids)
+    return tuple(1 if spec == "MLAAttentionSpec" else shares for spec in specs)
+
+
+def check_layout(expected: DeviceLayout, caches: Any, *, canonical: bool) -> None:  # noqa: ANN401 - vLLM's CanonicalKVCaches
     """Reject device tensors that do not lie in a slot as was expected.
 
     Where they did not, the bytes of some layer would not be stored, and a restored
     row would hold another request's.
 
+    Args:
+        expected: What the scheduler assumes.
+        caches: What the worker has registered.
+        canonical: Whether a row is in vLLM's canonical layout.
+
     Raises:
         KvdockError: With both layouts.
     """
-    tensors = tuple(int(one.page_size_bytes) for one in caches.tensors)
-    owned = [
-        {(int(ref.tensor_idx), int(ref.page_size_bytes)) for ref in refs}
-        for refs in caches.group_data_refs
-    ]
-    fits = tensors == expected.tensors and len(owned) == len(expected.owned)
-    for actual, mine in zip(owned, expected.owned, strict=False):
+    found = _registered(caches, canonical=canonical)
+    fits = found.tensors == expected.tensors and len(found.owned) == len(expected.owned)
+    for actual, mine in zip(found.owned, expected.owned, strict=False):
         room = dict(mine)
         fits = fits and all(nbytes <= room.get(at, 0) for at, nbytes in actual)
     if not fits:
         raise KvdockError(
-            f"vLLM lays out its host memory as {tensors} with {owned}, and "
-            f"{expected} was expected",
+            f"vLLM lays out its host memory as {found}, and {expected} was expected",
             fix="Report this model and the version of vLLM to kvdock.",
         )
+
+
+def _registered(caches: Any, *, canonical: bool) -> DeviceLayout:  # noqa: ANN401 - vLLM's CanonicalKVCaches
+    """Return the layout that a worker has registered."""
+    tensors = tuple(int(one.page_size_bytes) for one in caches.tensors)
+    owned = tuple(
+        tuple(
+            (
+                int(ref.tensor_idx),
+                int(ref.mapping.canonical_page_size_bytes)
+                if canonical
+                else int(ref.page_size_bytes),
+            )
+            for ref in refs
+        )
+        for refs in caches.group_data_refs
+    )
+    if canonical:
+        tensors = _sizes(owned, len(tensors))
+    return DeviceLayout(tensors=tensors, owned=owned)
+
+
+def _sizes(owned: Iterable[Iterable[tuple[int, int]]], tensors: int) -> tuple[int, ...]:
+    """Return the bytes of each tensor's largest layer."""
+    found = [0] * tensors
+    for at, nbytes in (one for mine in owned for one in mine):
+        found[at] = max(found[at], nbytes)
+    return tuple(found)
 
 
 def rows_of(

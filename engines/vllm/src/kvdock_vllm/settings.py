@@ -53,7 +53,6 @@ UPSTREAM = MappingProxyType(
         "cpu_bytes_to_use": '"host_memory": "10 GiB"',
         "block_size": '"blocks_per_chunk"',
         "secondary_tiers": '"plugin": with a name that `kvdock list` shows',
-        "canonical_layout": "not supported: pages of one TP size are stored",
         "self_describing_kv_events": '"enable_kv_events": true',
         "store_threshold": "not supported by vLLM where there is a tier behind host "
         "memory",
@@ -91,6 +90,11 @@ class AdapterSettings(EngineSettings):
     blocks_per_chunk: int = count(
         1, least=1, help="Blocks of vLLM's that make one page of a pool."
     )
+    canonical_layout: bool = option(
+        False,
+        help="Keep host memory as vLLM does for all TP sizes, so that engines of other "
+        "sizes find the pages.",
+    )
     weights: WeightsBy = choice(
         WeightsBy.WHOLE,
         help="How weights in a folder are known: whole, their content; headers, the "
@@ -126,6 +130,8 @@ class AdapterSettings(EngineSettings):
             given["sync_load_budget_bytes"] = self.sync_load_budget_bytes
         if self.blocks_per_chunk > 1:
             given["blocks_per_chunk"] = self.blocks_per_chunk
+        if self.canonical_layout:
+            given["canonical_layout"] = True
         if self.enable_kv_events:
             # Without it vLLM publishes storage's blocks as a hash alone.
             given["self_describing_kv_events"] = True

@@ -30,7 +30,7 @@ from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
 from kvdock_vllm.events import GROUP_BYTES, StoredKeys
-from kvdock_vllm.pools import attach
+from kvdock_vllm.pools import attach, check_canonical
 from kvdock_vllm.restorable import check_rows
 from kvdock_vllm.stats import metric_definitions, take
 
@@ -117,6 +117,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 "kvdock's tier has no identity of its pages: vLLM gives a tier none",
                 fix='Use "kv_connector": "KvdockConnector", which brings its tier.',
             )
+        check_canonical(offloading_spec.config)
         self._handover = handover
         self._spec = offloading_spec
         self._rows = primary_kv_view

@@ -21,18 +21,35 @@ if TYPE_CHECKING:
 class CpuCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """Copies blocks one by one, at once."""
 
-    def __init__(self, caches: Any, blocks_per_chunk: int, region: Any) -> None:
+    def __init__(
+        self, caches: Any, blocks_per_chunk: int, region: Any, *, canonical: bool
+    ) -> None:
         self._region = region
         self._per = blocks_per_chunk
         self._refs = caches.group_data_refs
         self._device = [one.tensor for one in caches.tensors]
+        self._canonical = canonical
         self._host = [
-            region.create_next_worker_view(one.page_size_bytes * blocks_per_chunk)
-            for one in caches.tensors
+            region.create_next_canonical_view(size * blocks_per_chunk)
+            if canonical
+            else region.create_next_worker_view(size * blocks_per_chunk)
+            for size in self._sizes(caches.tensors)
         ]
         self._ended: list[TransferResult] = []
 
-    def _places(self, device: Any, chunks: Any) -> Iterator[tuple[Any, Any]]:
+    def _sizes(self, tensors: Any) -> list[int]:
+        """Return the host's bytes of a block in each tensor."""
+        sizes = [int(one.page_size_bytes) for one in tensors]
+        if self._canonical:
+            sizes = [0] * len(sizes)
+            for ref in (one for refs in self._refs for one in refs):
+                page = int(ref.mapping.canonical_page_size_bytes)
+                sizes[ref.tensor_idx] = max(sizes[ref.tensor_idx], page)
+        return sizes
+
+    def _places(
+        self, device: Any, chunks: Any, *, store: bool
+    ) -> Iterator[tuple[Any, Any]]:
         """Yield each block's bytes on the device and in the host's row."""
         first_block = first_chunk = 0
         for group, (count, index) in enumerate(
@@ -49,6 +66,13 @@ class CpuCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is not installe
                     used = ref.page_size_bytes
                     host = self._host[ref.tensor_idx][row]
                     start = part * (host.shape[0] // self._per)
+                    if self._canonical:
+                        mapping = ref.mapping
+                        if store and not mapping.is_writer(row * self._per + part):
+                            continue
+                        page = self._device[ref.tensor_idx][block]
+                        yield from _fragments(mapping, page, host[start:])
+                        continue
                     yield (
                         self._device[ref.tensor_idx][block][:used],
                         host[start : start + used],
@@ -63,14 +87,14 @@ class CpuCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is not installe
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         began, nbytes = time.monotonic(), 0
-        for device, host in self._places(src_spec, dst_spec.chunk_ids):
+        for device, host in self._places(src_spec, dst_spec.chunk_ids, store=True):
             host.copy_(device)
             nbytes += host.numel()
         return self._end(job_id, nbytes, began)
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         began, nbytes = time.monotonic(), 0
-        for device, host in self._places(dst_spec, src_spec.chunk_ids):
+        for device, host in self._places(dst_spec, src_spec.chunk_ids, store=False):
             device.copy_(host)
             nbytes += host.numel()
         return self._end(job_id, nbytes, began)
@@ -87,6 +111,18 @@ class CpuCopies(OffloadingWorker):  # type: ignore[misc]  # vLLM is not installe
         self._region.cleanup()
 
 
+def _fragments(mapping: Any, page: Any, host: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the fragments of a page that one rank has, by vLLM's own mapping."""
+    for run in mapping.runs:
+        for number in range(run.num_fragments):
+            here = run.local_offset + number * run.local_stride
+            there = run.canonical_offset + number * run.canonical_stride
+            yield (
+                page[here : here + run.fragment_size],
+                host[there : there + run.fragment_size],
+            )
+
+
 class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # same
     """vLLM's own, with copies for a CPU."""
 
@@ -100,7 +136,12 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # same
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            worker = CpuCopies(kv_caches, self.blocks_per_chunk, region)
+            canonical = self.config.canonical_layout
+            if canonical:
+                self._validate_canonical_refs(kv_caches)
+            worker = CpuCopies(
+                kv_caches, self.blocks_per_chunk, region, canonical=canonical
+            )
             self._worker = worker
         return worker
 
