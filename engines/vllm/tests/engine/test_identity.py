@@ -207,6 +207,20 @@ def test_what_changes_no_page_changes_no_part(name: str, configured: Make) -> No
     }
 
 
+@pytest.mark.parametrize(
+    ("family", "counts"),
+    [("llama", False), ("gdn", True)],
+    ids=["none", "experts"],
+)
+def test_replicas_count_where_they_divide_layers(
+    family: str, *, counts: bool, configured: Make
+) -> None:
+    config = configured(family, **vllm_models.FAMILIES[family].engine)
+    before = parts(config)
+    put(config, "parallel_config.data_parallel_size", 2)
+    assert (parts(config) != before) == counts
+
+
 def test_two_engines_of_one_configuration_are_one(configured: Make, plan: Any) -> None:
     fp8 = {"quantization": "fp8_per_channel", "dtype": "bfloat16"}
     mine, other = configured(**fp8), configured(**fp8)
