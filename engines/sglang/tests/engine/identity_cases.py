@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,9 +144,10 @@ def with_code(folder: Path) -> Path:
 
 def released(version: str, folder: Path) -> None:
     """Make a release of the installed code, with other lines that change no page."""
-    (installed,) = find_spec("sglang").submodule_search_locations or ()  # type: ignore[union-attr]
+    import sglang
+
     shutil.copytree(
-        installed,
+        Path(sglang.__file__).parent,
         folder / "sglang",
         copy_function=os.symlink,
         ignore=shutil.ignore_patterns("__pycache__"),
