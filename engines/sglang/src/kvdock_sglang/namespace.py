@@ -15,7 +15,7 @@ import attrs
 
 from kvdock import DType, Namespace, Shard
 from kvdock.errors import KvdockError
-from kvdock.identity import locate_model, texts_digest
+from kvdock.identity import code_elsewhere, locate_model, texts_digest
 from kvdock_sglang import lora_identity
 from kvdock_sglang.engine_api import (
     LAUNCH_ARGUMENTS,
@@ -104,6 +104,8 @@ def launched(settings: AdapterSettings) -> Launched:
                 "part of an image's states is cached, as storage may restore it",
                 fix="Start it without storage.",
             )
+        if resolved.get("trust_remote_code"):
+            arguments |= code_elsewhere(getattr(config.hf_config, "auto_map", None))
         arguments |= {
             "computes": str(config.dtype).removeprefix("torch."),
             "quantization": canonical_argument("quantization", config.quantization),

@@ -403,6 +403,21 @@ def test_a_model_whose_keys_depend_on_the_batch_is_rejected(context: int) -> Non
         model_files.check_rope({"text_config": phi3}, context)
 
 
+def test_code_of_another_model_counts_where_it_may_run(
+    of: Callable[..., Namespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "code").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model = config()
+    model.hf_config.auto_map = {"AutoModel": "org/code--modeling.Model"}
+    found = []
+    for text in ("a = 1", "a = 2"):
+        (tmp_path / "org" / "code" / "modeling.py").write_text(text)
+        found.append((of(model), of(model, trust_remote_code=True)))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]
+
+
 def test_an_encoder_and_a_decoder_are_rejected(of: Callable[..., Namespace]) -> None:
     with pytest.raises(KvdockError, match="an encoder and a decoder"):
         of(config(is_encoder_decoder=True))

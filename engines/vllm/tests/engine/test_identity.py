@@ -363,6 +363,20 @@ def test_the_release_of_transformers_counts_where_it_has_the_code(
     assert "transformers" in identify(config, plan, OWN).page_format
 
 
+def test_code_of_another_model_counts_where_it_may_run(
+    config: Any, plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "org" / "code"
+    place.mkdir(parents=True)
+    (place / "modeling.py").write_text("a = 1")
+    monkeypatch.chdir(tmp_path)
+    auto_map = {"AutoModel": "org/code--modeling.Model"}
+    config.model_config.hf_config.auto_map = auto_map
+    assert "code of org/code" not in identify(config, plan, OWN).page_format
+    put(config, "model_config.trust_remote_code", value=True)
+    assert "code of org/code" in identify(config, plan, OWN).page_format
+
+
 def test_an_encoder_and_a_decoder_are_rejected_before_vllms_own_assertion(
     config: Any, plan: Any
 ) -> None:
