@@ -150,7 +150,6 @@ def released(version: str, folder: Path) -> None:
         Path(sglang.__file__).parent,
         folder / "sglang",
         copy_function=os.symlink,
-        ignore=shutil.ignore_patterns("__pycache__"),
     )
     below = folder / "sglang" / "srt" / "mem_cache"
     for file in [below / "memory_pool_host.py", *below.glob("pool_host/*.py")]:
