@@ -19,6 +19,7 @@ from kvdock.identity import (
     Exemption,
     WeightsBy,
     canonical_value,
+    code_elsewhere,
     field_names,
     files_digest,
     files_state,
@@ -316,3 +317,22 @@ def test_the_state_of_files_changes_with_them_whatever_time_they_are_given(
     file = model / "model-1.safetensors"
     _keep_times(file, lambda: file.write_bytes(_safetensors(b"\1")))
     assert files_state(model) != before
+
+
+def test_code_that_is_taken_from_another_model_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "org" / "code"
+    place.mkdir(parents=True)
+    (place / "modeling.py").write_text("a = 1")
+    auto_map = {
+        "AutoConfig": "configuration.Own",
+        "AutoModel": "org/code--modeling.Model",
+        "AutoTokenizer": ["org/elsewhere--tokens.Slow", None],
+    }
+    before = code_elsewhere(auto_map)
+    assert list(before) == ["code of org/code"]
+    (place / "modeling.py").write_text("a = 2")
+    assert code_elsewhere(auto_map) != before
+    assert code_elsewhere(None) == {}

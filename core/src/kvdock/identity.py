@@ -321,6 +321,22 @@ def texts_digest(path: Path) -> str:
     return _digest(files, path, WeightsBy.WHOLE)
 
 
+def code_elsewhere(auto_map: object, *, revision: str = "") -> dict[str, str]:
+    """Return digests of code that a model's description takes from other models.
+
+    Its `auto_map` may name a class as `repository--module.Class`, and such code, of a
+    revision of its own, changes without the model. What is not on this host was not
+    loaded.
+    """
+    found: dict[str, str] = {}
+    for names in auto_map.values() if isinstance(auto_map, Mapping) else ():
+        for name in [names] if isinstance(names, str) else names:
+            repository, elsewhere, _ = str(name).partition("--")
+            if elsewhere and (place := locate_model(repository, revision=revision)):
+                found[f"code of {repository}"] = texts_digest(place)
+    return found
+
+
 def identity_files(path: Path) -> list[Path]:
     """Return the files of a folder that count: weights, and json, py and jinja.
 

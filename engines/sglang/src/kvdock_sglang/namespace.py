@@ -15,7 +15,7 @@ import attrs
 
 from kvdock import DType, Namespace, Shard
 from kvdock.errors import KvdockError
-from kvdock.identity import locate_model, texts_digest
+from kvdock.identity import code_elsewhere, locate_model, texts_digest
 from kvdock_sglang import lora_identity
 from kvdock_sglang.engine_api import (
     LAUNCH_ARGUMENTS,
@@ -97,6 +97,15 @@ def launched(settings: AdapterSettings) -> Launched:
     else:
         context_tokens = int(config.context_len)
         check_rope(config.hf_config.to_dict(), context_tokens)
+        if config.is_encoder_decoder:
+            # `managers/schedule_batch.py:prepare_encoder_info_extend` asserts it.
+            raise KvdockError(
+                "this model has an encoder and a decoder, and SGLang fails where a "
+                "part of an image's states is cached, as storage may restore it",
+                fix="Start it without storage.",
+            )
+        if resolved.get("trust_remote_code"):
+            arguments |= code_elsewhere(getattr(config.hf_config, "auto_map", None))
         arguments |= {
             "computes": str(config.dtype).removeprefix("torch."),
             "quantization": canonical_argument("quantization", config.quantization),

@@ -9,8 +9,11 @@ in any case equal tokens.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +21,6 @@ import lives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 HIT, MISS, REJECTED, LATE = "hit", "miss", "rejected", "late"
 
@@ -34,6 +36,7 @@ class Case:
         edit: Changes the model's folder; returns where it lies then.
         storage: Settings of kvdock that differ.
         environ: Variables that differ.
+        release: Makes another release of SGLang in a folder.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Case:
     edit: Callable[[Path], Path] | None = None
     storage: dict[str, Any] = attrs.field(factory=dict)
     environ: dict[str, str] = attrs.field(factory=dict)
+    release: Callable[[Path], object] | None = None
 
 
 def ask(world: lives.World, case: Case) -> dict[str, Any]:
@@ -51,13 +55,17 @@ def ask(world: lives.World, case: Case) -> dict[str, Any]:
     restoring = attrs.evolve(
         world, tiny=tiny, model=model, storage={**world.storage, **case.storage}
     )
+    environ = dict(case.environ)
+    if case.release:
+        case.release(place := world.folder / "release")
+        environ["PYTHONPATH"] = str(place)
     life = "".join(c if c.isalnum() else "-" for c in case.name)
     rounds: list[dict[str, Any]] = [
         {"prompts": lives.PROMPTS},
         {"prompts": lives.PROMPTS, "generate": {"cache_salt": f"cold {case.name}"}},
     ]
     try:
-        first, cold = restoring.live(life, rounds, environ=case.environ)
+        first, cold = restoring.live(life, rounds, environ=environ)
     except subprocess.TimeoutExpired as error:
         return {"found": LATE, "same": True, "why": f"no answer in {error.timeout:g} s"}
     except AssertionError as error:
@@ -132,6 +140,26 @@ def with_code(folder: Path) -> Path:
     """Add a file of code, as trust_remote_code would run."""
     (folder / "modeling_tiny.py").write_text("# another attention\n")
     return folder
+
+
+def released(version: str, folder: Path) -> None:
+    """Make a release of the installed code, with other lines that change no page."""
+    import sglang
+
+    shutil.copytree(
+        Path(sglang.__file__).parent,
+        folder / "sglang",
+        copy_function=os.symlink,
+    )
+    below = folder / "sglang" / "srt" / "mem_cache"
+    for file in [below / "memory_pool_host.py", *below.glob("pool_host/*.py")]:
+        text = file.read_text()
+        file.unlink()
+        file.write_text(text.replace("\n    def ", "\n    # Another line.\n\n    def "))
+    about = folder / f"sglang-{version}.dist-info"
+    about.mkdir()
+    text = f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+    (about / "METADATA").write_text(text)
 
 
 UNRELATED: dict[str, Any] = {
@@ -229,6 +257,16 @@ EVERY = (
         name="a variable that is not listed",
         found=MISS,
         environ={"SGLANG_NEW_IN_A_RELEASE": "1"},
+    ),
+    Case(
+        name="another build of the release, with other lines in its pools' code",
+        found=HIT,
+        release=partial(released, "0.5.23.post1+cu128"),
+    ),
+    Case(
+        name="a release that was not tested",
+        found=MISS,
+        release=partial(released, "0.5.99"),
     ),
     Case(
         name="two replicas",

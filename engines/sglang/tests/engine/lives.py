@@ -75,7 +75,7 @@ class World:
                 stdout=err,
                 stderr=subprocess.STDOUT,
                 check=False,
-                timeout=240,
+                timeout=600,
                 env={
                     **os.environ,
                     **environment.CPU,

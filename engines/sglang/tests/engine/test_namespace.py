@@ -7,6 +7,7 @@ import math
 import os
 import re
 import time
+from array import array
 from collections.abc import Callable
 from fnmatch import filter as filter_names
 from importlib import metadata
@@ -22,6 +23,7 @@ from sglang.srt import runtime_context
 from sglang.srt.arg_groups import model_override_base
 from sglang.srt.arg_groups.arg_utils import field_names
 from sglang.srt.environ import EnvField, Envs
+from sglang.srt.managers import schedule_batch
 from sglang.srt.server_args import ServerArgs
 
 from kvdock import AttachConfig
@@ -216,6 +218,7 @@ def config(**changes: object) -> SimpleNamespace:
         "quantization": None,
         "context_len": 1024,
         "is_multimodal": False,
+        "is_encoder_decoder": False,
         "hf_config": SimpleNamespace(
             architectures=["TinyForCausalLM"],
             _commit_hash=None,
@@ -398,6 +401,43 @@ def test_a_model_whose_keys_depend_on_the_batch_is_rejected(context: int) -> Non
         assert "--context-length 128" in raised.value.fix
     else:
         model_files.check_rope({"text_config": phi3}, context)
+
+
+def test_code_of_another_model_counts_where_it_may_run(
+    of: Callable[..., Namespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "code").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model = config()
+    model.hf_config.auto_map = {"AutoModel": "org/code--modeling.Model"}
+    found = []
+    for text in ("a = 1", "a = 2"):
+        (tmp_path / "org" / "code" / "modeling.py").write_text(text)
+        found.append((of(model), of(model, trust_remote_code=True)))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]
+
+
+def test_an_encoder_and_a_decoder_are_rejected(of: Callable[..., Namespace]) -> None:
+    with pytest.raises(KvdockError, match="an encoder and a decoder"):
+        of(config(is_encoder_decoder=True))
+
+
+def test_sglang_fails_where_a_part_of_an_images_states_is_cached() -> None:
+    """So storage, which restores page by page, may not be attached there."""
+    image = SimpleNamespace(num_image_tokens=48)
+    request = SimpleNamespace(multimodal_inputs=image, prefix_len=16, extend_len=48)
+    batch: Any = SimpleNamespace(
+        reqs=[request],
+        device="cpu",
+        forward_mode=SimpleNamespace(is_decode=lambda: False),
+        extend_lens=[48],
+        prefix_lens=[16],
+    )
+    prepare = schedule_batch.ScheduleBatch.prepare_encoder_info_extend
+    with pytest.raises(AssertionError) as raised:
+        prepare(batch, [array("q", range(48))], [64])
+    assert "req.prefix_len == 0" in str(raised.traceback[-1].statement)
 
 
 @pytest.mark.parametrize("argument", ["model_path", "kv_cache_dtype"])

@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache import memory_pool, memory_pool_host
-from sglang.srt.mem_cache.pool_host import mamba, mha, mla
-from sglang.srt.mem_cache.pool_host.dsa import (
-    DSAIndexerPoolHost,
-    make_dsa_indexer_pool_decl,
-)
+from sglang.srt.mem_cache.pool_host import dsa, mamba, mha, mla
 from sglang.srt.runtime_context import get_parallel
 
 if TYPE_CHECKING:
@@ -175,8 +171,8 @@ def dsa_pair(layout: str = "page_first_direct") -> tuple[Any, Any]:
             target_layer_num=3,
             **PLAIN,
         )
-        decl = make_dsa_indexer_pool_decl(pool)
-        indexer = DSAIndexerPoolHost(decl=decl, anchor_host=anchor, **PLAIN)
+        decl = dsa.make_dsa_indexer_pool_decl(pool)
+        indexer = dsa.DSAIndexerPoolHost(decl=decl, anchor_host=anchor, **PLAIN)
     anchor.test_device_pool = indexer.test_device_pool = pool
     return anchor, indexer
 

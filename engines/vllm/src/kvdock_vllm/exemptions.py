@@ -152,7 +152,12 @@ def _proposes_without_a_model(config: Any) -> bool:  # noqa: ANN401 - same
 
 
 def _replicas_compute_alone(config: Any) -> bool:  # noqa: ANN401 - same
-    return not config.parallel_config.enable_expert_parallel
+    """Whether no layer is divided among replicas.
+
+    Experts are, by tensor where not by expert (`layers/fused_moe/config.py:1145`), so
+    their sums are added up in another order.
+    """
+    return not config.model_config.is_moe
 
 
 def _rows_are_canonical(config: Any) -> bool:  # noqa: ANN401 - same

@@ -22,7 +22,13 @@ import attrs
 
 from kvdock import Namespace
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
-from kvdock.identity import identity_fields, locate_model, model_identity, texts_digest
+from kvdock.identity import (
+    code_elsewhere,
+    identity_fields,
+    locate_model,
+    model_identity,
+    texts_digest,
+)
 from kvdock_vllm.engine_api import SUPPORTED, installed_version, release
 from kvdock_vllm.exemptions import (
     EXEMPTIONS,
@@ -183,10 +189,14 @@ def check_configuration(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
 def _foreign_code(model: Any) -> dict[str, object]:  # noqa: ANN401 - vLLM's ModelConfig
     """Return what stands for code of the model that is not vLLM's own.
 
-    A plugin of vLLM's may put a class of its own in the place of a model's, and
-    transformers has the code of models that vLLM does not know.
+    A plugin of vLLM's may put a class of its own in the place of a model's,
+    transformers has the code of models that vLLM does not know, and a model may take
+    its code from another one.
     """
     found: dict[str, object] = {}
+    if model.trust_remote_code:
+        auto_map = getattr(model.hf_config, "auto_map", None)
+        found |= code_elsewhere(auto_map, revision=model.code_revision or "")
     if model.using_transformers_backend():
         found["transformers"] = metadata.version("transformers")
     for name in model.architectures:

@@ -13,7 +13,7 @@ from vllm_lives import Lives, log_probability_distance, tokens
 QUICK = ("llama", "draft", "swa_full", "mamba2")
 """What continuous integration runs; together they have every kind of pool."""
 
-SLOW = ("swa", "mla", "gdn", "gdn_groups", "chunked")
+SLOW = ("swa", "mla", "gdn", "gdn_groups", "chunked", "eagle")
 
 
 @attrs.frozen
@@ -149,13 +149,25 @@ def test_altered_pages_of_more_families_change_the_answer(
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
+def check_accepted(family: str, story: Story) -> None:
+    """Assert that a restored draft has as many tokens accepted as a warm one."""
+    cold, warm = story.stored[family]["accepted"]
+    of_warm = [b - a for a, b in zip(cold[ACCEPTED], warm[ACCEPTED], strict=True)]
+    assert sum(of_warm) > 0
+    assert story.restored[family]["accepted"][0][ACCEPTED] == of_warm
+
+
 def test_a_restored_draft_has_as_many_tokens_accepted_as_a_warm_one(
     quick: Story,
 ) -> None:
-    cold, warm = quick.stored["draft"]["accepted"]
-    of_warm = [b - a for a, b in zip(cold[ACCEPTED], warm[ACCEPTED], strict=True)]
-    assert sum(of_warm) > 0
-    assert quick.restored["draft"]["accepted"][0][ACCEPTED] == of_warm
+    check_accepted("draft", quick)
+
+
+@pytest.mark.slow
+def test_a_restored_head_has_as_many_tokens_accepted_as_a_warm_one(
+    slow: Story,
+) -> None:
+    check_accepted("eagle", slow)
 
 
 def test_altered_draft_pages_change_what_is_accepted_and_no_token(

@@ -207,6 +207,20 @@ def test_what_changes_no_page_changes_no_part(name: str, configured: Make) -> No
     }
 
 
+@pytest.mark.parametrize(
+    ("family", "counts"),
+    [("llama", False), ("gdn", True)],
+    ids=["none", "experts"],
+)
+def test_replicas_count_where_they_divide_layers(
+    family: str, *, counts: bool, configured: Make
+) -> None:
+    config = configured(family, **vllm_models.FAMILIES[family].engine)
+    before = parts(config)
+    put(config, "parallel_config.data_parallel_size", 2)
+    assert (parts(config) != before) == counts
+
+
 def test_two_engines_of_one_configuration_are_one(configured: Make, plan: Any) -> None:
     fp8 = {"quantization": "fp8_per_channel", "dtype": "bfloat16"}
     mine, other = configured(**fp8), configured(**fp8)
@@ -347,6 +361,20 @@ def test_the_release_of_transformers_counts_where_it_has_the_code(
         type(config.model_config), "using_transformers_backend", lambda _: True
     )
     assert "transformers" in identify(config, plan, OWN).page_format
+
+
+def test_code_of_another_model_counts_where_it_may_run(
+    config: Any, plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "org" / "code"
+    place.mkdir(parents=True)
+    (place / "modeling.py").write_text("a = 1")
+    monkeypatch.chdir(tmp_path)
+    auto_map = {"AutoModel": "org/code--modeling.Model"}
+    config.model_config.hf_config.auto_map = auto_map
+    assert "code of org/code" not in identify(config, plan, OWN).page_format
+    put(config, "model_config.trust_remote_code", value=True)
+    assert "code of org/code" in identify(config, plan, OWN).page_format
 
 
 def test_an_encoder_and_a_decoder_are_rejected_before_vllms_own_assertion(

@@ -48,8 +48,8 @@ class Server:
             text: str = answer.read().decode()
         return text
 
-    def complete(self, prompt: list[int]) -> list[str]:
-        """Return the tokens of an answer."""
+    def complete(self, prompt: list[int], replica: int | None = None) -> list[str]:
+        """Return the tokens of an answer, of a certain replica or of any."""
         given = {
             "model": "tiny",
             "prompt": prompt,
@@ -58,10 +58,11 @@ class Server:
             "logprobs": 1,
             "ignore_eos": True,
         }
+        chosen = {} if replica is None else {"X-data-parallel-rank": str(replica)}
         request = urllib.request.Request(  # noqa: S310 - same
             self.url + "/v1/completions",
             json.dumps(given).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", **chosen},
         )
         with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - same
             found: list[str] = json.load(answer)["choices"][0]["logprobs"]["tokens"]
@@ -80,9 +81,13 @@ class Server:
             time.sleep(0.1)
         pytest.fail("vLLM's caches were not reset")
 
-    def keys(self, operation: str) -> float:
+    def keys(self, operation: str, replica: int = 0) -> float:
         """Return how many pages were OK, by the server's own metrics."""
-        wanted = [f'operation="{operation}"', 'outcome="ok"']
+        wanted = [
+            f'engine="{replica}"',
+            f'operation="{operation}"',
+            'outcome="ok"',
+        ]
         return sum(
             float(line.rsplit(" ", 1)[1])
             for line in self.get("/metrics").splitlines()
@@ -90,19 +95,21 @@ class Server:
             and all(one in line for one in wanted)
         )
 
-    def keys_soon(self, operation: str, count: int) -> float:
+    def keys_soon(self, operation: str, count: int, replica: int = 0) -> float:
         """Wait until that many pages were moved: metrics come with later steps."""
         end_s = time.monotonic() + SOON_S
-        while self.keys(operation) < count and time.monotonic() < end_s:
+        while self.keys(operation, replica) < count and time.monotonic() < end_s:
             # An idle engine has no steps, and so reports nothing.
-            self.complete([5, 6, 7])
+            self.complete([5, 6, 7], replica or None)
             time.sleep(0.2)
-        return self.keys(operation)
+        return self.keys(operation, replica)
 
 
 @contextmanager
-def serving(model: Path, storage: dict[str, Any], log: Path) -> Iterator[Server]:
-    """Run a server until SIGTERM."""
+def serving(
+    model: Path, storage: dict[str, Any], log: Path, *more: str
+) -> Iterator[Server]:
+    """Run a server until SIGTERM, with more arguments."""
     port = free_port()
     transfer = {
         "kv_connector": "KvdockConnector",
@@ -123,6 +130,7 @@ def serving(model: Path, storage: dict[str, Any], log: Path) -> Iterator[Server]
         *("--shutdown-timeout", "60"),
         *("--kv-transfer-config", json.dumps(transfer)),
         "--enable-prompt-tokens-details",
+        *more,
     ]
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
@@ -183,6 +191,30 @@ def test_a_server_shows_what_it_restored_and_ends_cleanly_by_sigterm(
     assert not set(SHARED.glob("vllm_offload_*")) - before
     shown = set(re.findall(r"^vllm:kvdock_\w+", metrics, re.MULTILINE))
     assert {"vllm:kvdock_keys_total", "vllm:kvdock_bytes_total"} <= shown, shown
+
+
+@pytest.mark.slow
+def test_two_replicas_share_one_store_with_each_other_and_with_one(
+    lives: Lives, tmp_path: Path
+) -> None:
+    model = vllm_models.make(vllm_models.FAMILIES["llama"], lives.models)
+    storage = on_files(tmp_path)
+    prompt, other = prompts(100)
+    before = set(SHARED.glob("vllm_offload_*"))
+    two = ("--data-parallel-size", "2")
+    with serving(model, storage, tmp_path / "two.log", *two) as server:
+        right = [server.complete(prompt, 0), server.complete(other, 1)]
+        for replica in (0, 1):
+            assert server.keys_soon("put", 3, replica) >= 3
+            assert server.keys("get", replica) == 0
+        # What one replica has stored, the other one finds; no cache of its own has it.
+        assert [server.complete(prompt, 1), server.complete(other, 0)] == right
+        for replica in (0, 1):
+            assert server.keys_soon("get", 3, replica) >= 3
+    assert not set(SHARED.glob("vllm_offload_*")) - before
+    with serving(model, storage, tmp_path / "one.log") as server:
+        assert [server.complete(prompt), server.complete(other)] == right
+        assert server.keys_soon("get", 6) >= 6
 
 
 def kvdock(*words: object) -> tuple[int, dict[str, Any]]:

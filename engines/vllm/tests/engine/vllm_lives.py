@@ -51,6 +51,7 @@ class Lives:
         if tiny.draft:
             draft = vllm_models.FAMILIES[tiny.draft]
             found["draft"] = str(vllm_models.make(draft, self.models))
+            found["method"] = tiny.method
         return found
 
     def run(

@@ -47,8 +47,10 @@ class Tiny:
         seed: Of the weights.
         embedding_scale: Spread of the embedding's random weights.
         draft: The family whose model proposes tokens.
+        method: How it does.
         noise: Added to each weight, as a part of its spread: a model that often
             agrees with the one of the same seed, and not always.
+        head: Whether it is a head for EAGLE, over the states of another model.
     """
 
     name: str
@@ -59,13 +61,21 @@ class Tiny:
     seed: int = 1234
     embedding_scale: float = 0.3
     draft: str = ""
+    method: str = "draft_model"
     noise: float = 0.0
+    head: bool = False
 
 
 def _llama() -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(num_hidden_layers=2, **_SMALL)
+
+
+def _one_layer() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(num_hidden_layers=1, **_SMALL)
 
 
 def _two_heads() -> Any:
@@ -277,6 +287,14 @@ FAMILIES = {
         Tiny(name="llama", config=_llama),
         Tiny(name="draft", config=_llama, draft="llama_draft"),
         Tiny(name="llama_draft", config=_llama, noise=0.15),
+        Tiny(
+            name="eagle",
+            config=_llama,
+            draft="llama_eagle",
+            method="eagle",
+            embedding_scale=2.0,
+        ),
+        Tiny(name="llama_eagle", config=_one_layer, head=True),
         Tiny(name="llama_other", config=_llama, seed=99),
         Tiny(name="llama_2", config=_two_heads),
         Tiny(name="swa", config=_window, pools=("swa",), prompt_tokens=200),
@@ -344,11 +362,35 @@ def make(tiny: Tiny, folder: Path) -> Path:
             more = torch.randn(weights.shape, generator=other)
             weights.add_(more, alpha=tiny.noise * scale)
     model.save_pretrained(out)
+    if tiny.head:
+        _name_as_head(out / "model.safetensors")
     fast = _write_tokenizer(out)
     if hasattr(config, "vision_config"):
         _write_processor(out, fast)
         _name_vision_as_published(out / "model.safetensors")
     return out
+
+
+def _name_as_head(file: Path) -> None:
+    """Name the tensors of a layer as a head for EAGLE, which adds a projection.
+
+    It passes on the token, which says most about the next one where embeddings are
+    large, and adds a little of the states of the other model and of its own attention.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    given = load_file(file)
+    named = {
+        name.removeprefix("model."): one.clone()
+        for name, one in given.items()
+        if ".layers." in name and "input_layernorm" not in name
+    }
+    named["layers.0.self_attn.o_proj.weight"] *= 0.3
+    named["layers.0.mlp.down_proj.weight"] *= 0.1
+    one = torch.eye(named["layers.0.self_attn.q_proj.weight"].shape[1])
+    named["fc.weight"] = torch.cat((one, 0.1 * one), dim=1)
+    save_file(named, file, metadata={"format": "pt"})
 
 
 def _name_vision_as_published(file: Path) -> None:

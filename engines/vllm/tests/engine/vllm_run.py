@@ -224,7 +224,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         arguments["speculative_config"] = {
             "model": phase["draft"],
             "num_speculative_tokens": 3,
-            "method": "draft_model",
+            "method": phase["method"],
         }
     llm = LLM(
         model=phase["model"],
@@ -257,7 +257,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         seconds.append(time.monotonic() - before)
         finish(llm)
         accepted.append(acceptance(llm) if phase.get("draft") else {})
-    preempted = preemptions(llm)
+    preempted = 0 if arguments["disable_log_stats"] else preemptions(llm)
     plan = tier._attachment.plan
     routes = {route.pool.name: route.backend for route in plan.accepted}
     groups = [
