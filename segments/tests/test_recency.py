@@ -35,7 +35,8 @@ class Pages:
         self.lookups.add(self.digests(pages), np.array(there, int), deadline_s)
 
     def times(self, digests: Any, deadline_s: float = math.inf) -> Any:
-        first_ns = self.lookups.continue_with(digests)
+        continued = self.lookups.continue_with(digests)
+        first_ns = continued[0] if continued else None
         return self.index.clock.written(len(digests), deadline_s, first_ns)
 
     def put(self, pages: Any, deadline_s: float = math.inf) -> list[int]:
@@ -194,3 +195,26 @@ def test_any_two_prefixes_that_were_looked_up_keep_their_order(
             pages.look_up([5000])
     for one in whole.values():
         assert descending(pages.used(one))
+
+
+def test_a_prefix_that_returns_in_calls_was_in_use_for_no_less_time_than_its_tail(
+    pages: Pages,
+) -> None:
+    """Of evicted pages only some are remembered, rarely the last one of a call."""
+    count, history = 1000, pages.index.history
+    digests = pages.digests(np.random.default_rng(0).integers(1, 2**63, count))
+    digests[:, 1] = np.random.default_rng(1).integers(0, 2**63, count)
+    history.ghosts.fit(8 * 4096)
+    assert history.ghosts.share > 1
+    now_ns = time.time_ns()
+    evicted_ns = now_ns - 10**9 - np.arange(count)
+    history.note_evicted(digests, evicted_ns - 10**9, evicted_ns, now_ns)
+    pages.lookups.add(digests, np.zeros(0, int), math.inf)
+    spans: list[int] = []
+    for start in range(0, count, 50):
+        continued = pages.lookups.continue_with(digests[start : start + 50])
+        assert continued is not None
+        first_ns, since_ns = continued
+        spans += (first_ns - np.arange(50) - since_ns).tolist()
+    assert spans[0] > 0
+    assert (np.diff(spans) <= 0).all()

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
@@ -69,6 +70,21 @@ def running(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+def listening(pid: int) -> set[str]:
+    """Return the addresses on which a process and its children take connections."""
+    found = set()
+    with suppress(psutil.Error):  # they come and go
+        every = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for one in every:
+            with suppress(psutil.Error):
+                found |= {
+                    socket.laddr.ip
+                    for socket in one.net_connections("tcp")
+                    if socket.status == psutil.CONN_LISTEN
+                }
+    return found
 
 
 def pid_of(role: str, folder: Path) -> int:
@@ -299,6 +315,19 @@ def test_the_end_is_tables_and_what_failed() -> None:
     text = program._outcome_text(fine, 2.0, Style(colour=True))
     assert "\x1b[31mFAILED\x1b[0m" in text
     assert text.endswith("\nall as it should be, 2 s in all")
+
+
+@pytest.mark.slow
+def test_a_demo_takes_connections_on_loopback_alone(tmp_path: Path) -> None:
+    """But for Mooncake's library, which has no setting for it, as the pages say."""
+    found = set()
+    words = [sys.executable, EXAMPLE, *TINY, "--model", "mha", "--dir", tmp_path]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            found |= listening(process.pid)
+            time.sleep(0.05)
+    assert process.returncode == 0
+    assert found == {"127.0.0.1"}
 
 
 def test_every_key_of_the_answer_is_documented() -> None:

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
 
 from kvdock import Outcome
@@ -83,6 +84,19 @@ def test_without_one_a_cluster_of_this_host_lives_as_long_as_it_is_used(
         assert again.get(["demo"]) == [Outcome.OK]
         again.release()
     assert not listens(settings.master)
+
+
+@pytest.mark.mooncake
+def test_a_master_takes_connections_on_loopback_alone(library: Any) -> None:
+    del library
+    master = server.start_master()
+    try:
+        found = psutil.Process(master.process.pid).net_connections("tcp")
+    finally:
+        master.stop()
+    listening = [one.laddr for one in found if one.status == psutil.CONN_LISTEN]
+    assert {one.port for one in listening} >= {master.port, master.http_port}
+    assert {one.ip for one in listening} == {"127.0.0.1"}
 
 
 @pytest.mark.mooncake

@@ -319,12 +319,18 @@ class Catalog:
             self.index.clock.end_run()
             self._lookups.add(digests, there, deadline_s)
 
-    def write_times(self, digests: UInt64Array, deadline_s: float) -> Int64Array:
-        """Return the time of use of each key that is written, int64 (n,)."""
+    def write_times(
+        self, digests: UInt64Array, deadline_s: float
+    ) -> tuple[Int64Array, Int64Array]:
+        """Return when each key that is written counts as used and as stored."""
         with self.lock:
             known = self._lookups.by_key and len(digests)
-            first_ns = self._lookups.continue_with(digests) if known else None
-            return self.index.clock.written(len(digests), deadline_s, first_ns)
+            continued = self._lookups.continue_with(digests) if known else None
+            first_ns = continued[0] if continued else None
+            used_ns = self.index.clock.written(len(digests), deadline_s, first_ns)
+        if continued:
+            return used_ns, continued[1]
+        return used_ns, self.index.history.begin(digests, used_ns)
 
     def disown(self, segment: Segment) -> None:
         """Drop a segment that another writer took over."""

@@ -48,14 +48,14 @@ class _Lookup:
         asked_ns: When it was begun: when its pages count as used, if it is
             continued.
         next: Place of the page that is stored next.
-        continued: Whether any was stored.
+        since_ns: int64 (n,), since when each counts as stored; None before any is.
     """
 
     digests: UInt64Array
     deadline_s: float
     asked_ns: int
     next: int
-    continued: bool = False
+    since_ns: Int64Array | None = None
 
     @property
     def key(self) -> int:
@@ -93,6 +93,7 @@ class PrefixLookups:
         self._lookup_keys += len(digests)
         if last and last.deadline_s == deadline_s < np.inf:
             last.digests = np.concatenate([last.digests, digests])
+            last.since_ns = None
         else:
             gaps = np.flatnonzero(there != np.arange(len(there)))
             absent = int(gaps[0]) if len(gaps) else len(there)
@@ -109,23 +110,27 @@ class PrefixLookups:
         if lookup:
             self._lookup_keys -= len(lookup.digests)
 
-    def continue_with(self, digests: UInt64Array) -> int | None:
-        """Return the time of use of the first page that is stored after a lookup.
+    def continue_with(self, digests: UInt64Array) -> tuple[int, Int64Array] | None:
+        """Return when pages that are stored after a lookup count as used and stored.
 
-        Refreshes the pages before it. What an engine asks for and never continues
+        Refreshes the pages before them. What an engine asks for and never continues
         is not use: it asks for far more than it loads.
 
         Args:
             digests: uint64 (n, 2), what is stored, in the order of the prefix.
 
         Returns:
-            None if it continues none.
+            The time of use of the first, and since when each counts as stored,
+            int64 (n,); None if they continue no lookup.
         """
         lookup, first = self._continued(digests)
         if lookup is None or self._index.clock.now_ns() - lookup.asked_ns > _LOOKUP_NS:
             return None
-        if not lookup.continued:
-            lookup.continued = True
+        if lookup.since_ns is None:
+            # Once for the whole prefix: only some evicted pages are remembered, and
+            # the last pages of a call would look newer than the next call's.
+            used_ns = lookup.asked_ns - np.arange(len(lookup.digests))
+            lookup.since_ns = self._index.history.begin(lookup.digests, used_ns)
             if first:
                 self._refresh(lookup.digests[:first], lookup.asked_ns)
         self._drop(lookup.key)
@@ -133,7 +138,11 @@ class PrefixLookups:
         if lookup.next < len(lookup.digests):
             self._lookup_keys += len(lookup.digests)
             self._keep(lookup)
-        return lookup.asked_ns - first
+        first_ns, since_ns = lookup.asked_ns - first, lookup.since_ns
+        if np.array_equal(lookup.digests[first : first + len(digests)], digests):
+            return first_ns, since_ns[first : first + len(digests)]
+        used_ns = first_ns - np.arange(len(digests))
+        return first_ns, self._index.history.begin(digests, used_ns)
 
     def _continued(self, digests: UInt64Array) -> tuple[_Lookup | None, int]:
         """Find a lookup, and the place in it where these pages begin."""

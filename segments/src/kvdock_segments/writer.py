@@ -143,8 +143,7 @@ class Writer:
             return None
         if count > 1 and len(set(digests[:, 0].tolist())) < count:
             return None
-        used_ns = catalog.write_times(digests, batch.deadline_s)
-        stored_ns = self._index.history.begin(digests, used_ns)
+        used_ns, stored_ns = catalog.write_times(digests, batch.deadline_s)
         fresh = _PutBatch(batch, digests, used_ns, stored_ns, version)
         return self._store(fresh, np.arange(count), size), fresh.kept
 
@@ -156,7 +155,7 @@ class Writer:
         right = found.nbytes == wanted[found.there]
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
-        used_ns = self._catalog.write_times(found.digests, batch.deadline_s)
+        used_ns, stored_ns = self._catalog.write_times(found.digests, batch.deadline_s)
         self._catalog.touch(found, right, used_ns)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)
@@ -170,10 +169,6 @@ class Writer:
         if len(missing):
             first, copy_of = _without_repeats(found.digests[missing])
             todo = missing[first]
-            stored_ns = np.array(used_ns)
-            stored_ns[todo] = self._index.history.begin(
-                found.digests[todo], used_ns[todo]
-            )
             fresh = _PutBatch(batch, found.digests, used_ns, stored_ns, absent_at)
             sizes = wanted[todo]
             if (sizes == sizes[0]).all():
