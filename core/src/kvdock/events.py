@@ -91,7 +91,7 @@ class BatchEnded:
 
 @attrs.frozen(kw_only=True)
 class PagesAnswered:
-    """Outcomes of the pages of a lookup, a load, a store or a clear.
+    """Outcomes of the pages of a lookup, a load, a store, an expiry or a clear.
 
     For observers alone that have an attribute `observes_pages` which is true.
 
@@ -106,6 +106,8 @@ class PagesAnswered:
         slice_name: Which part of each page this process has, as a coordinate: ranks
             that divide a page in other ways store other objects.
         request: The engine's request, where that is known.
+        expire_at: From when on what was stored is not served any more, in seconds
+            since 1970; 0 where the call says no time.
     """
 
     backend: str
@@ -116,6 +118,7 @@ class PagesAnswered:
     held_back: str = ""
     slice_name: str = ""
     request: str = attrs.field(factory=current_request)
+    expire_at: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -166,12 +169,14 @@ class PoolsAttached:
         pools: The attached pools, anchor first.
         refused: Name of each pool that is not stored to the reason.
         slice_names: Name of each pool to the part of a page that this process has.
+        max_age_s: How long pages are served that say no time; 0 for ever.
     """
 
     record: Mapping[str, object] = attrs.field(repr=False)
     pools: tuple[PoolSpec, ...]
     refused: Mapping[str, str]
     slice_names: Mapping[str, str] = attrs.field(factory=dict)
+    max_age_s: float = 0.0
 
 
 @attrs.frozen

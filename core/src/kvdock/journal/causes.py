@@ -8,6 +8,7 @@ own evaluation: the pool that cuts the prefix, and its first page that is missin
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,9 @@ _OK, _ABSENT = Outcome.OK.name.lower(), Outcome.ABSENT.name.lower()
 _DAMAGED = frozenset(
     one.name.lower() for one in (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 )
+_ASKS = (Operation.EXISTS, Operation.GET)
+_SOON_S = 1.0
+"""How much later than the store a journal may date what was stored."""
 _FEW = 3
 """Fields that a verdict names where records differ."""
 
@@ -56,6 +60,7 @@ class Cause(StrictEnum):
     FAILED = "failed"
     OTHER_TIER = "other_tier"
     EVICTED = "evicted"
+    EXPIRED = "expired"
     DAMAGED = "damaged"
     CLEARED = "cleared"
     RATE_LIMIT = "rate_limit"
@@ -347,7 +352,7 @@ def _question(
             asked_in, at_s = asked_in or record.namespace, at_s or record.at_s
             if record.operation == SKIPPED:
                 skipped = record.held_back
-            elif record.namespace == asked_in and record.operation != Operation.PUT:
+            elif record.namespace == asked_in and record.operation in _ASKS:
                 asked = ranks[record.rank].setdefault(record.pool, _Asked())
                 asked.note(record)
     if not request:
@@ -402,31 +407,47 @@ class _Past:
     """History of one part of one page in one namespace, until it was asked for.
 
     Args:
-        stored_in: The backends that took it, and are not known to have lost it since.
+        ends_s: The backends that took it, and are not known to have lost it since, to
+            from when on they do not serve it, in seconds since 1970.
         cause: Why it is not there, as far as that is known.
     """
 
-    stored_in: set[str] = attrs.field(factory=set)
+    ends_s: dict[str, float] = attrs.field(factory=dict)
     cause: Cause = Cause.NEVER_STORED
 
-    def note(self, record: JournalRecord, outcome: str) -> None:
+    def note(self, record: JournalRecord, outcome: str, max_age_s: float) -> None:
         """Take the next thing that happened."""
-        if record.operation == Operation.PUT:
-            if outcome == _OK:
-                self.stored_in.add(record.backend)
-            elif not self.stored_in:
+        backend = record.backend
+        if outcome in _DAMAGED:
+            self.lose(backend, Cause.DAMAGED)
+        elif outcome == _OK:
+            ends_s = record.expire_at or record.at_s + (max_age_s or math.inf)
+            if record.operation == Operation.EXISTS:
+                # What a process without a journal has stored. A time that is in a
+                # trailer is seen by loads alone.
+                if self.cause is not Cause.EXPIRED:
+                    self.ends_s.setdefault(backend, ends_s)
+            elif record.expire_at or self.ends_s.get(backend, 0.0) <= record.at_s:
+                self.ends_s[backend] = ends_s
+        elif record.operation == Operation.PUT:
+            if not self.ends_s:
                 self.cause = _cause_of(outcome, record.held_back)
-        elif outcome in _DAMAGED:
-            self.lose(record.backend, Cause.DAMAGED)
-        elif record.operation == Operation.EXISTS and outcome == _OK:
-            self.stored_in.add(record.backend)  # by a process without a journal
-        elif outcome == _ABSENT and record.backend in self.stored_in:
-            self.lose(record.backend, Cause.EVICTED)
+        elif outcome == _ABSENT and backend in self.ends_s:
+            self.lose(backend, self.gone(record.at_s))
+
+    def gone(self, at_s: float) -> Cause:
+        """Return why it is not there, of what no journal says that it went."""
+        over = max(self.ends_s.values()) <= at_s + _SOON_S
+        return Cause.EXPIRED if over else Cause.EVICTED
+
+    def lives(self, at_s: float) -> bool:
+        """Return whether a backend may serve it, as far as is known."""
+        return any(end_s > at_s for end_s in self.ends_s.values())
 
     def lose(self, backend: str, cause: Cause) -> None:
         """Note that a backend has it no longer."""
-        self.stored_in.discard(backend)
-        if not self.stored_in:
+        self.ends_s.pop(backend, None)
+        if not self.ends_s:
             self.cause = cause
 
 
@@ -443,15 +464,17 @@ def _pasts(read: Read, question: _Question) -> _Pasts:
             for page in pasts.values():
                 for (namespace, _), past in page.items():
                     if namespace == record.namespace and (
-                        record.backend in past.stored_in
+                        record.backend in past.ends_s
                     ):
                         past.lose(record.backend, Cause.CLEARED)
             continue
         part = (record.namespace, record.slice_name or record.pool)
+        attached = question.attached.get(record.namespace, {}).get(record.rank)
+        max_age_s = attached.max_age_s if attached else 0.0
         for name, outcome in record.each():
             if name in wanted:
                 past = pasts.setdefault(name, {}).setdefault(part, _Past())
-                past.note(record, outcome)
+                past.note(record, outcome, max_age_s)
     return pasts
 
 
@@ -588,7 +611,7 @@ class _Case:
                 found.append(there and asked.loads.get(page, _OK) == _OK)
             else:
                 past = self.past(pool, page)
-                found.append(past is not None and bool(past.stored_in))
+                found.append(past is not None and past.lives(self.question.at_s))
         return np.array(found, np.bool_)
 
     def pool_answer(self, spec: _Pool, there: Bools) -> PoolAnswer:
@@ -631,10 +654,11 @@ class _Case:
             if outcome not in (_OK, _ABSENT, ""):
                 return _cause_of(outcome, asked.held_back.get(page, ""))
         past = self.past(pool, page)
-        if past is not None and past.stored_in:
-            if past.stored_in.isdisjoint(asked.backends):
-                return Cause.OTHER_TIER
-            return Cause.EVICTED  # between its last sign of life and this question
+        if past is not None and past.ends_s:
+            cause = past.gone(self.question.at_s)  # since its last sign of life
+            elsewhere = past.ends_s.keys().isdisjoint(asked.backends)
+            alive = elsewhere and cause is Cause.EVICTED
+            return Cause.OTHER_TIER if alive else cause
         if past is not None and past.cause is not Cause.NEVER_STORED:
             return past.cause
         others = self.elsewhere(pool, page)
@@ -649,7 +673,7 @@ class _Case:
         return {
             namespace: None
             for (namespace, other), past in self.pasts.get(page, {}).items()
-            if past.stored_in and _same_bytes(part, other)
+            if past.lives(self.question.at_s) and _same_bytes(part, other)
         }
 
     def differences(self, answers: Sequence[PoolAnswer]) -> tuple[Difference, ...]:

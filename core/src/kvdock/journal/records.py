@@ -45,8 +45,9 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         version: Of this form.
         at_s: When, in seconds since 1970.
-        operation: "exists", "get", "put", "clear", "attached", or "skipped" where the
-            engine did not ask storage.
+        operation: "exists", "get", "put", "clear", "retain" where the time of stored
+            pages was changed, "attached", or "skipped" where the engine did not ask
+            storage.
         namespace: The digest of the namespace.
         rank: The process among those of its deployment.
         request: The engine's request, "" where it is not known.
@@ -61,6 +62,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         pools: Of an attachment: its pools, each a mapping of its properties.
         refused: Of an attachment: name of each pool that is not stored to why.
         record: Of an attachment: what its namespace covers.
+        expire_at: From when on stored pages are not served, in seconds since 1970.
+        max_age_s: Of an attachment: how long pages are served that say no time.
         dropped: Records that were lost before this one, because they came faster
             than they could be written.
     """
@@ -81,6 +84,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: Mapping[str, str] = {}
     record: Mapping[str, Any] = {}
     dropped: int = 0
+    expire_at: int = 0
+    max_age_s: float = 0.0
 
     def each(self) -> Iterator[tuple[str, str]]:
         """Yield the hash and the outcome of every page."""
@@ -112,6 +117,7 @@ def record_of_pages(
         slice_name=event.slice_name,
         pages=_cut(hashes),
         outcomes=_runs(outcomes),
+        expire_at=event.expire_at,
     )
 
 
@@ -130,6 +136,7 @@ def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> Journa
         ),
         refused=event.refused,
         record=event.record,
+        max_age_s=event.max_age_s,
     )
 
 
