@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
 
+AUDITED = "kvdock-audit-"
+"""Beginning of the salt, and of the id, of a request that an audit has computed anew:
+engines do not store its pages, as no other request could find them."""
+
 _request: ContextVar[str] = ContextVar("kvdock_request", default="")
 
 

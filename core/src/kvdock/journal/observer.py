@@ -161,7 +161,8 @@ class Journal:
             case PoolsAttached() | LookupSkipped():
                 self._add(_Waiting(time.time(), event, origin))
             case StoreFilled(backend=backend):
-                full = 0 < event.limit_bytes * _FULL <= event.used_bytes
+                # A limit of one byte is that of an empty store without any room.
+                full = 0 < event.limit_bytes * _FULL <= max(1, event.used_bytes)
                 (self._full.add if full else self._full.discard)(backend)
             case _:
                 pass

@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvdock import Attachment, Outcome, TransferFuture, TransferManager
 from kvdock.errors import KvdockError
-from kvdock.events import requested_by
+from kvdock.events import AUDITED, requested_by
 from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
@@ -167,10 +167,13 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def _split(
         self, keys: Sequence[OffloadKey], req_context: ReqContext
     ) -> dict[str, _Part]:
-        """Return pool name to the keys of that pool; nothing for unknown adapters."""
+        """Return pool name to the keys of that pool.
+
+        Nothing for unknown adapters, and for what an audit has computed anew.
+        """
         adapter = self._adapters.of(req_context.req_id)
         parts: dict[str, _Part] = {}
-        if adapter == UNKNOWN:
+        if adapter == UNKNOWN or AUDITED in req_context.req_id:
             return parts
         for position, key in enumerate(keys):
             name = self._names[key[-GROUP_BYTES:]]
