@@ -7,7 +7,7 @@ success. Each of these is an event. Per batch at most, never per page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -331,6 +331,54 @@ class PageEvent:
     stored: bool
     hashes: tuple[str, ...] = attrs.field(repr=False)
     backend: str
+
+
+@attrs.define(eq=False)
+class PageHomes:
+    """Where stored pages are, so that a router is told of each of them once.
+
+    Routers know neither tiers nor their names: some drop an event that has one, and
+    some count announcements. So a page is announced when the first tier has it and
+    removed when the last one has lost it, as local while any local tier has it.
+
+    Args:
+        limit: Most pages of each pool; the oldest are announced as removed.
+    """
+
+    limit: int
+    _tiers: dict[str, dict[str, set[str]]] = attrs.field(factory=dict, init=False)
+
+    def moved(
+        self, event: PageEvent, remote: Callable[[str], bool]
+    ) -> Iterator[tuple[bool, bool, list[str]]]:
+        """Yield what to announce: whether stored, whether remote, and which pages.
+
+        Args:
+            event: The next event of an attachment.
+            remote: Returns whether a backend is one that other hosts reach.
+        """
+        pages = self._tiers.setdefault(event.pool, {})
+        gone: dict[bool, list[str]] = {False: [], True: []}
+        there: dict[bool, list[str]] = {False: [], True: []}
+        for one in event.hashes:
+            tiers = pages.setdefault(one, set())
+            before = all(map(remote, tiers)) if tiers else None
+            again = event.stored and event.backend in tiers
+            (tiers.add if event.stored else tiers.discard)(event.backend)
+            after = all(map(remote, tiers)) if tiers else None
+            if after is None:
+                del pages[one]
+            if before == after and not again:
+                continue
+            if before is not None:
+                gone[before].append(one)
+            if after is not None:
+                there[after].append(one)
+        while len(pages) > self.limit:
+            oldest = next(iter(pages))
+            gone[all(map(remote, pages.pop(oldest)))].append(oldest)
+        for stored, moved in ((False, gone), (True, there)):
+            yield from ((stored, far, some) for far, some in moved.items() if some)
 
 
 @attrs.frozen(kw_only=True)

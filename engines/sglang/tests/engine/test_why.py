@@ -227,7 +227,7 @@ def test_a_namespace_that_was_cleared(kit: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kit", ["full"], indirect=True)
 def test_a_store_without_room(kit: Any, tmp_path: Path, store: dict[str, Any]) -> None:
-    store["free_space"] = "1 EiB"
+    store["free_space"] = "1000 TiB"
     store["core"]["calls"] = {"capacity_interval": "100 ms"}
     said, end_s, first = "", time.monotonic() + 60, 1
     while "its store was full when it was to be stored." not in said:

@@ -36,7 +36,7 @@ def test_a_draft_that_is_missing(
         assert not placement.delete(hashes, time.monotonic() + 60).any()
     with controllers.controller({"kv": target}, store, **given) as made:
         asked = controllers.fetch(made, token_ids, slots, follows).request_id
-    code, said = why(tmp_path, asked.rid)
+    code, said = why(tmp_path, asked)
     assert code == 0
     assert said.startswith(
         "All 4 pages could be restored. Beside it, pool draft lacks page 1 of 4: it "
@@ -54,7 +54,7 @@ def test_what_two_ranks_have_stored(
     with controllers.controller({"kv": target}, store, group=group) as made:
         slots = zoo.slots(target, list(range(PAGES)))
         asked = controllers.fetch(made, token_ids, slots, []).request_id
-    code, said = why(tmp_path, asked.rid)
+    code, said = why(tmp_path, asked)
     assert code == 1
     assert (
         "lacks page 1 of 4: it is stored by ranks that divide pages in another way."

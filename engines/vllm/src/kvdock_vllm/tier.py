@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvdock import Attachment, Outcome, TransferFuture, TransferManager
 from kvdock.errors import KvdockError
-from kvdock.events import AUDITED, requested_by
+from kvdock.events import AUDITED, PageHomes, requested_by
 from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
@@ -125,6 +125,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._core = handover.settings.core
         self._jobs: list[_Job] = []
         self._events: StoredKeys | None = None
+        self._homes = PageHomes(self._core.page_events)
         self._lookups = _Lookups(self)
         self._attachment: Attachment | None = None
         handover.tier = self
@@ -272,16 +273,23 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         if self._events is None:
             return
         for event in self._attached.take_page_events():
-            placement = self._placements[event.pool, event.backend]
-            yield OffloadingEvent(
-                keys=self._events.keys(event.pool, event.hashes),
-                medium=self.medium,
-                removed=not event.stored,
-                locality=Locality.REMOTE if placement.remote else Locality.LOCAL,
-                ownership=event.backend,
-                # vLLM keeps what it knows of a page until its removal is reported.
-                removal_expected=event.stored and placement.reports_removal,
-            )
+            tiers = {
+                backend: one
+                for (pool, backend), one in self._placements.items()
+                if pool == event.pool
+            }
+            reported = all(one.reports_removal for one in tiers.values())
+            moved = self._homes.moved(event, lambda name: tiers[name].remote)  # noqa: B023 - read at once
+            for stored, remote, hashes in moved:
+                # Without `ownership`: Dynamo drops events of owners it does not know.
+                yield OffloadingEvent(
+                    keys=self._events.keys(event.pool, hashes),
+                    medium=self.medium,
+                    removed=not stored,
+                    locality=Locality.REMOTE if remote else Locality.LOCAL,
+                    # vLLM keeps what it knows of a page until its removal is reported.
+                    removal_expected=stored and reported,
+                )
 
     def has_pending_work(self) -> bool:
         """Return whether vLLM has to go on asking for ended jobs."""

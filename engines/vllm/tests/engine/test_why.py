@@ -188,7 +188,7 @@ def test_a_store_without_room_and_a_queue_that_is_full(
     slow = faulty(busy, "put", "delay", **few)
     slow["wrap"][0]["delay"] = "3 s"
     no_room = {**stored_in(full, calls={"capacity_interval": "100 ms"})}
-    no_room["free_space"] = "1 EiB"
+    no_room["free_space"] = "1000 TiB"
     given: dict[str, Any] = {"prompts": many}
     later = {"rounds": 2, "later_prompts": many[1:]}
     phases = [
