@@ -286,8 +286,12 @@ def explain_prompt(
 
 @attrs.define(eq=False)
 class _Asked:
-    """The pages of one pool that one process asked for."""
+    """The pages of one pool that one process asked for.
 
+    An engine may attach a draft's pool by itself, in a namespace of its own.
+    """
+
+    namespace: str
     slice_name: str = ""
     pages: dict[str, str] = attrs.field(factory=dict)
     """Hash to the outcome of the lookup, in the order of the prefix."""
@@ -297,6 +301,8 @@ class _Asked:
 
     def note(self, record: JournalRecord) -> None:
         """Take an answer to the request."""
+        if record.namespace != self.namespace:
+            return  # of an engine that gave another request this id
         self.slice_name = record.slice_name or record.pool
         self.backends.setdefault(record.backend)
         for page, outcome in record.each():
@@ -352,18 +358,17 @@ def _question(
             asked_in, at_s = asked_in or record.namespace, at_s or record.at_s
             if record.operation == SKIPPED:
                 skipped = record.held_back
-            elif record.namespace == asked_in and record.operation in _ASKS:
-                asked = ranks[record.rank].setdefault(record.pool, _Asked())
-                asked.note(record)
+            elif record.operation in _ASKS:
+                asked = _Asked(record.namespace)
+                ranks[record.rank].setdefault(record.pool, asked).note(record)
     if not request:
         asked_in, at_s = _one_namespace(attached, namespace), latest
         wanted = [one[-HASH_CHARS:] for one in hashes]
         for rank, one in attached[asked_in].items():
             for pool in one.pools:
                 name = str(pool["name"])
-                ranks[rank][name] = _Asked(
-                    str(pool.get("slice_name") or name), dict.fromkeys(wanted, "")
-                )
+                part = str(pool.get("slice_name") or name)
+                ranks[rank][name] = _Asked(asked_in, part, dict.fromkeys(wanted, ""))
     elif not ranks and not skipped:
         raise KvdockError(
             f"the journal has no lookup of request {request!r}",
@@ -517,7 +522,7 @@ class _Pool:
     def of(cls, given: Mapping[str, Any]) -> _Pool:
         return cls(
             name=given["name"],
-            required=given["required"] or given["anchor"],
+            required=(given["required"] or given["anchor"]) and not given["draft"],
             hit_policy=HitPolicy(given["hit_policy"]),
             window_pages=given["window_pages"],
             block_pages=given["block_pages"],
@@ -543,10 +548,9 @@ class _Case:
     def asked(self) -> dict[str, _Asked]:
         return self.question.ranks[self.rank]
 
-    @cached_property
-    def attachment(self) -> JournalRecord | None:
-        """The latest attachment of this process that the journal has."""
-        return self.question.attached.get(self.question.namespace, {}).get(self.rank)
+    def attachment(self, namespace: str) -> JournalRecord | None:
+        """Return the latest attachment of this process that the journal has."""
+        return self.question.attached.get(namespace, {}).get(self.rank)
 
     @cached_property
     def prefix(self) -> Sequence[str]:
@@ -556,8 +560,12 @@ class _Case:
 
     def answer(self) -> RequestAnswer:
         """Say what there was, pool by pool, and what cut the prefix."""
-        pools = self.attachment.pools if self.attachment else ()
-        known = {one["name"]: _Pool.of(one) for one in pools}
+        known = {
+            one["name"]: _Pool.of(one)
+            for namespace in {asked.namespace for asked in self.asked.values()}
+            if (attached := self.attachment(namespace))
+            for one in attached.pools
+        }
         specs = [known.get(name, _Pool(name)) for name in self.asked]
         pages = len(self.prefix)
         there = {name: self.there(name) for name in self.asked}
@@ -573,9 +581,9 @@ class _Case:
                 sentence=f"pool {name} is not stored: {why}",
                 fix=Cause.POOL_NOT_STORED.fix,
             )
-            for name, why in (
-                self.attachment.refused if self.attachment else {}
-            ).items()
+            for attached in [self.attachment(self.question.namespace)]
+            if attached
+            for name, why in attached.refused.items()
         ]
         answers.sort(key=lambda one: (not one.limits, one.cause is None))
         differences = self.differences(answers)
@@ -595,8 +603,8 @@ class _Case:
         )
 
     def past(self, pool: str, page: str) -> _Past | None:
-        part = (self.question.namespace, self.asked[pool].slice_name)
-        return self.pasts.get(page, {}).get(part)
+        asked = self.asked[pool]
+        return self.pasts.get(page, {}).get((asked.namespace, asked.slice_name))
 
     def there(self, pool: str) -> Bools:
         """Return which pages the pool had, and gave where asked to.
@@ -664,7 +672,7 @@ class _Case:
         others = self.elsewhere(pool, page)
         if not others:
             return self.unknown
-        mine = self.question.namespace in others
+        mine = asked.namespace in others
         return Cause.OTHER_RANKS if mine else Cause.OTHER_NAMESPACE
 
     def elsewhere(self, pool: str, page: str) -> dict[str, None]:
@@ -678,8 +686,9 @@ class _Case:
 
     def differences(self, answers: Sequence[PoolAnswer]) -> tuple[Difference, ...]:
         """Compare the namespace with the one that has a page that is missing."""
-        mine = self.attachment
         for one in answers:
+            asked = self.asked.get(one.pool)
+            mine = self.attachment(asked.namespace) if asked else None
             if mine and one.cause is Cause.OTHER_NAMESPACE and one.first is not None:
                 for other in self.elsewhere(one.pool, self.prefix[one.first]):
                     for theirs in self.question.attached.get(other, {}).values():

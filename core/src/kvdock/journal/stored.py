@@ -185,6 +185,7 @@ def _described(pool: PoolSpec) -> dict[str, object]:
         "name": pool.name,
         "anchor": False,
         "required": pool.required,
+        "draft": pool.draft,
         "hit_policy": HitPolicy.TRAILING_PAGES if ends else HitPolicy.ALL_PAGES,
         "window_pages": int(ends),
         "block_pages": 0,
