@@ -491,7 +491,7 @@ def test_a_batch_larger_than_a_file_stays_within_the_limit(
         given = attrs.evolve(event(200), request=str(at))
         journal.kvdock_observe(event=given, origin=ORIGIN)
         assert begun.wait(60)
-    huge = event(8000)  # more than a file may have
+    huge = event(16_000)  # more than a file may have
     journal.kvdock_observe(event=huge, origin=ORIGIN)
     goes_on.set()
     assert journal.flush(60)

@@ -39,6 +39,8 @@ _SOON_S = 1.0
 """How much later than the store a journal may date what was stored."""
 _FEW = 3
 """Fields that a verdict names where records differ."""
+_SHORT = 64
+"""Characters of two values that a verdict shows; it only names longer ones."""
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -490,7 +492,7 @@ def _in_order(
     mine = (
         one
         for one in records
-        if one.operation == Operation.CLEAR or not wanted.isdisjoint(one.pages.split())
+        if one.operation == Operation.CLEAR or not wanted.isdisjoint(one.names())
     )
     return iter(sorted(mine, key=lambda one: one.at_s))
 
@@ -700,7 +702,7 @@ def _differ_in(differences: Sequence[Difference]) -> str:
     """Name the first fields in which two records differ, with short values."""
     named = [
         f"{one.field} is {one.left} here and {one.right} there"
-        if len(one.left + one.right) < 2 * HASH_CHARS
+        if len(one.left + one.right) < _SHORT
         else f"{one.field} differs"
         for one in differences[:_FEW]
     ]

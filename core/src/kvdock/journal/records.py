@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 SUFFIX = ".jsonl"
-HASH_CHARS = 32
-"""Characters of a page hash that are kept, its last ones: 128 bits tell pages apart."""
+HASH_CHARS = 16
+"""Characters of a page hash that are kept, its last ones: 64 bits tell the pages of a
+journal apart, and each byte costs an engine time."""
 ATTACHED = "attached"
 """What a record of an attachment has as its operation."""
 SKIPPED = "skipped"
@@ -56,8 +57,9 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         held_back: Why no backend was asked, see `kvdock.events.PagesAnswered` and
             `LookupSkipped`; "full" where one had no room when it was last asked.
         slice_name: Which part of each page it is about, as a coordinate.
-        pages: The last 32 characters of each page hash, with blanks between them: one
-            text costs a fifth of what a list of them does.
+        pages: The last 16 characters of each page hash, one after the other; with
+            blanks between them if some are shorter. One text costs a fifth of what a
+            list of them does.
         outcomes: How they ended, as (outcome, pages) in their order.
         pools: Of an attachment: its pools, each a mapping of its properties.
         refused: Of an attachment: name of each pool that is not stored to why.
@@ -87,12 +89,19 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     expire_at: int = 0
     max_age_s: float = 0.0
 
+    def names(self) -> list[str]:
+        """Return what is kept of each page hash."""
+        text, width = self.pages, HASH_CHARS
+        if " " in text or len(text) < width:
+            return text.split()
+        return [text[at : at + width] for at in range(0, len(text), width)]
+
     def each(self) -> Iterator[tuple[str, str]]:
         """Yield the hash and the outcome of every page."""
         outcomes = itertools.chain.from_iterable(
             itertools.repeat(outcome, pages) for outcome, pages in self.outcomes
         )
-        return zip(self.pages.split(), outcomes, strict=False)
+        return zip(self.names(), outcomes, strict=False)
 
 
 def record_of_pages(
@@ -160,14 +169,14 @@ def _plain(value: object) -> object:
 
 
 def _cut(hashes: Sequence[str]) -> str:
-    """Return the ends of page hashes, with blanks between them."""
-    width = len(hashes[0]) if hashes else 0
-    text = " ".join([*hashes, ""])
-    equal = text[width :: width + 1] == " " * len(hashes)
-    if width < HASH_CHARS or not equal or not text.isascii():
+    """Return the ends of page hashes."""
+    # Those of one call are of one length, as one function has made them.
+    width, text = len(hashes[0]) if hashes else 0, "".join(hashes)
+    equal = len(text) == width * len(hashes) and text.isascii()
+    if width < HASH_CHARS or not equal:
         return " ".join(one[-HASH_CHARS:] for one in hashes)
-    rows = np.frombuffer(text.encode(), np.uint8).reshape(-1, width + 1)
-    return rows[:, -HASH_CHARS - 1 :].tobytes().decode()
+    rows = np.frombuffer(text.encode(), np.uint8).reshape(-1, width)
+    return rows[:, -HASH_CHARS:].tobytes().decode()
 
 
 def _runs(outcomes: bytes) -> tuple[tuple[str, int], ...]:
