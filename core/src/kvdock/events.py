@@ -7,7 +7,7 @@ success. Each of these is an event. Per batch at most, never per page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -349,23 +349,23 @@ class PageHomes:
     _tiers: dict[str, dict[str, set[str]]] = attrs.field(factory=dict, init=False)
 
     def moved(
-        self, event: PageEvent, remote: Callable[[str], bool]
+        self, event: PageEvent, remote: Collection[str]
     ) -> Iterator[tuple[bool, bool, list[str]]]:
         """Yield what to announce: whether stored, whether remote, and which pages.
 
         Args:
             event: The next event of an attachment.
-            remote: Returns whether a backend is one that other hosts reach.
+            remote: Those of the pool's backends that are not of this host.
         """
         pages = self._tiers.setdefault(event.pool, {})
         gone: dict[bool, list[str]] = {False: [], True: []}
         there: dict[bool, list[str]] = {False: [], True: []}
         for one in event.hashes:
             tiers = pages.setdefault(one, set())
-            before = all(map(remote, tiers)) if tiers else None
+            before = tiers.issubset(remote) if tiers else None
             again = event.stored and event.backend in tiers
             (tiers.add if event.stored else tiers.discard)(event.backend)
-            after = all(map(remote, tiers)) if tiers else None
+            after = tiers.issubset(remote) if tiers else None
             if after is None:
                 del pages[one]
             if before == after and not again:
@@ -376,7 +376,7 @@ class PageHomes:
                 there[after].append(one)
         while len(pages) > self.limit:
             oldest = next(iter(pages))
-            gone[all(map(remote, pages.pop(oldest)))].append(oldest)
+            gone[pages.pop(oldest).issubset(remote)].append(oldest)
         for stored, moved in ((False, gone), (True, there)):
             yield from ((stored, far, some) for far, some in moved.items() if some)
 

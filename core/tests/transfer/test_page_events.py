@@ -180,7 +180,7 @@ def homes(limit: int = 8) -> Callable[..., list[tuple[bool, bool, list[str]]]]:
 
     def moved(backend: str, *hashes: str, stored: bool) -> Any:
         event = PageEvent(pool="kv", stored=stored, hashes=hashes, backend=backend)
-        return list(kept.moved(event, lambda name: name == "far"))
+        return list(kept.moved(event, {"far"}))
 
     return moved
 

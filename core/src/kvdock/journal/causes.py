@@ -85,8 +85,10 @@ def _words() -> Mapping[str, Mapping[str, str]]:
     return tomllib.loads(file.read_text("utf-8"))
 
 
-_OF_OUTCOME: Mapping[str, Cause] = MappingProxyType(
+_CAUSES: Mapping[str, Cause] = MappingProxyType(
     {
+        "breaker": Cause.BREAKER_OPEN,
+        "queue": Cause.QUEUE_FULL,
         "refused": Cause.DECLINED,
         "timeout": Cause.TOO_LATE,
         "unavailable": Cause.UNREACHABLE,
@@ -94,15 +96,13 @@ _OF_OUTCOME: Mapping[str, Cause] = MappingProxyType(
         **dict.fromkeys(_DAMAGED, Cause.DAMAGED),
     }
 )
-_OF_HELD_BACK: Mapping[str, Cause] = MappingProxyType(
-    {"breaker": Cause.BREAKER_OPEN, "queue": Cause.QUEUE_FULL}
-)
+"""By what held a call back, or by its outcome."""
 
 
 def _cause_of(outcome: str, held_back: str) -> Cause:
     if held_back == "full" and outcome == "refused":
         return Cause.QUOTA
-    return _OF_HELD_BACK.get(held_back) or _OF_OUTCOME.get(outcome, Cause.FAILED)
+    return _CAUSES.get(held_back) or _CAUSES.get(outcome, Cause.FAILED)
 
 
 @attrs.frozen

@@ -113,55 +113,32 @@ def record_of_pages(
     held_back: str = "",
 ) -> JournalRecord:
     """Describe what became of pages; `outcomes` has a byte for each."""
-    return JournalRecord(
-        version=VERSION,
-        at_s=at_s,
-        operation=event.operation.value,
-        namespace=origin.namespace,
-        rank=origin.rank,
-        request=event.request,
-        backend=event.backend,
-        pool=event.pool,
-        held_back=held_back or event.held_back,
-        slice_name=event.slice_name,
-        pages=_cut(hashes),
-        outcomes=_runs(outcomes),
-        expire_at=event.expire_at,
-    )
+    who = (origin.namespace, origin.rank, event.request, event.backend, event.pool)
+    why = (held_back or event.held_back, event.slice_name)
+    pages = (_cut(hashes), _runs(outcomes))
+    operation, end = event.operation.value, event.expire_at
+    return JournalRecord(VERSION, at_s, operation, *who, *why, *pages, expire_at=end)
 
 
 def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> JournalRecord:
     """Describe an attachment."""
     return JournalRecord(
-        version=VERSION,
-        at_s=at_s,
-        operation=ATTACHED,
-        namespace=origin.namespace,
-        rank=origin.rank,
+        VERSION, at_s, ATTACHED, origin.namespace, origin.rank,
         pools=tuple(
             {name: _plain(getattr(pool, name)) for name in _POOL}
             | {"slice_name": event.slice_names.get(pool.name, "")}
             for pool in event.pools
         ),
-        refused=event.refused,
-        record=event.record,
-        max_age_s=event.max_age_s,
-    )
+        refused=event.refused, record=event.record, max_age_s=event.max_age_s,
+    )  # fmt: skip
 
 
 def record_of_skipped(
     at_s: float, event: LookupSkipped, origin: Origin
 ) -> JournalRecord:
     """Describe a lookup that the engine left out."""
-    return JournalRecord(
-        version=VERSION,
-        at_s=at_s,
-        operation=SKIPPED,
-        namespace=origin.namespace,
-        rank=origin.rank,
-        request=event.request,
-        held_back=event.reason,
-    )
+    who = (origin.namespace, origin.rank, event.request)
+    return JournalRecord(VERSION, at_s, SKIPPED, *who, held_back=event.reason)
 
 
 def _plain(value: object) -> object:

@@ -53,11 +53,9 @@ class RouterEvents:
     medium: Any = None
     _noted: dict[str, Any] = attrs.field(factory=dict, init=False)
     _announced: dict[str, int] = attrs.field(factory=dict, init=False)
-    _homes: PageHomes = attrs.field(init=False)
-
-    @_homes.default
-    def _none_yet(self) -> PageHomes:
-        return PageHomes(self.limit)
+    _homes: PageHomes = attrs.field(
+        init=False, default=attrs.Factory(lambda one: PageHomes(one.limit), True)
+    )
 
     def place(self, reach: Scope) -> None:
         """Choose the medium by how far others find what is stored."""
@@ -104,7 +102,7 @@ class RouterEvents:
         for page in pages:
             if page.pool != EnginePool.KV:
                 continue
-            for stored, _, hashes in self._homes.moved(page, lambda _: False):
+            for stored, _, hashes in self._homes.moved(page, ()):
                 if not stored:
                     gone = [self._announced.pop(one, None) for one in hashes]
                     known = [one for one in gone if one is not None]

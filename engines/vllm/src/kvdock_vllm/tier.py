@@ -154,10 +154,9 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
         }
         self._events = _events(self._handover, self._spec, names)
-        self._placements = {
-            (name, one.backend): one
+        self._tiers = {
+            name: {one.backend: one for one in pool.placements}
             for name, pool in attachment.pools_by_name.items()
-            for one in pool.placements
         }
 
     @property
@@ -273,13 +272,10 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         if self._events is None:
             return
         for event in self._attached.take_page_events():
-            tiers = {
-                backend: one
-                for (pool, backend), one in self._placements.items()
-                if pool == event.pool
-            }
+            tiers = self._tiers[event.pool]
             reported = all(one.reports_removal for one in tiers.values())
-            moved = self._homes.moved(event, lambda name: tiers[name].remote)  # noqa: B023 - read at once
+            remote_tiers = {name for name, one in tiers.items() if one.remote}
+            moved = self._homes.moved(event, remote_tiers)
             for stored, remote, hashes in moved:
                 # Without `ownership`: Dynamo drops events of owners it does not know.
                 yield OffloadingEvent(
