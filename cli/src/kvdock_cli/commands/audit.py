@@ -94,15 +94,24 @@ def read_prompts(path: Path) -> list[tuple[int, Prompt]]:
     Raises:
         UsageProblem: If there are none.
     """
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise UsageProblem(f"{path} cannot be read: {why}") from error
-    found = [(at, parse(line)) for at, line in enumerate(lines, 1) if line.strip()]
+    lines = enumerate(text_of(path).splitlines(), 1)
+    found = [(at, parse(line)) for at, line in lines if line.strip()]
     if not found:
         raise UsageProblem(f"{path} has no prompts", fix="Write one a line.")
     return found
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file that was named.
+
+    Raises:
+        UsageProblem: If it has none.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise UsageProblem(f"{path} cannot be read: {why}") from error
 
 
 def parse(text: str) -> Prompt:

@@ -247,7 +247,7 @@ class _Files:
             self._attached.pop(next(iter(self._attached)))
 
     def write(self, records: Sequence[JournalRecord], rank: str) -> int:
-        """Append records in one call for each file; begin a new one if one is full.
+        """Append records in one call; begin a new file if one is full.
 
         Returns:
             How many are larger than a file, and lost.
@@ -261,15 +261,15 @@ class _Files:
         if len(lines) <= self._left:
             self._append(lines)
             return 0
-        if len(records) > 1:
-            half = len(records) // 2
-            return self.write(records[:half], rank) + self.write(records[half:], rank)
-        if len(lines) <= self._most // _FILES:
-            self._begin(rank)
-            if len(lines) <= self._left:
-                self._append(lines)
-                return 0
-        return 1
+        lost = 0
+        for line in lines.splitlines(keepends=True):
+            if len(line) > self._left:
+                self._begin(rank)
+            if len(line) > self._left:
+                lost += 1
+            else:
+                self._append(line)
+        return lost
 
     def _linked(self) -> bool:
         """Return whether its file is still there: other writers delete the oldest."""
