@@ -687,24 +687,31 @@ class _Case:
         }
 
     def differences(self, answers: Sequence[PoolAnswer]) -> tuple[Difference, ...]:
-        """Compare the namespace with the one that has a page that is missing."""
+        """Compare the namespace with the most similar that has a missing page."""
         for one in answers:
             asked = self.asked.get(one.pool)
             mine = self.attachment(asked.namespace) if asked else None
             if mine and one.cause is Cause.OTHER_NAMESPACE and one.first is not None:
-                for other in self.elsewhere(one.pool, self.prefix[one.first]):
-                    for theirs in self.question.attached.get(other, {}).values():
-                        return diff_records(mine.record, theirs.record)
+                found = [
+                    diff_records(mine.record, theirs.record)
+                    for other in self.elsewhere(one.pool, self.prefix[one.first])
+                    for theirs in self.question.attached.get(other, {}).values()
+                ]
+                return min(found, key=len, default=())
         return ()
 
 
 def _differ_in(differences: Sequence[Difference]) -> str:
-    """Name the first fields in which two records differ, with short values."""
+    """Name the fields in which two records differ most plainly, with short values."""
+
+    def plainly(one: Difference) -> tuple[bool, int]:
+        return not {"-", "null"}.isdisjoint((one.left, one.right)), len(one.right)
+
     named = [
         f"{one.field} is {one.left} here and {one.right} there"
         if len(one.left + one.right) < _SHORT
         else f"{one.field} differs"
-        for one in differences[:_FEW]
+        for one in sorted(differences, key=plainly)[:_FEW]
     ]
     more = len(differences) - len(named)
     return ", ".join(named) + (f", and {more} more" if more else "")

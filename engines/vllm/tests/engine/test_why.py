@@ -115,7 +115,8 @@ CASES = {
         lambda folder: stored_in(folder, retention={"max_age": "1 s"}),
     ),
     "ranks": Case(
-        "it is stored by ranks that divide pages in another way.", family="llama_2"
+        "parallel_config.tensor_parallel_size is 1 here and 2 there",
+        family="llama_2",
     ),
     "tier": Case("it is stored in a tier that was not asked.", elsewhere),
     "never": Case(
