@@ -173,6 +173,48 @@ def test_evicted(trial: Trial) -> None:
     )
 
 
+def until_expired(engine: Engine) -> None:
+    """Load the prefix until its time is over: then no page of it is served."""
+
+    def over() -> bool:
+        given = dict.fromkeys(engine.where(PAGES), PAGES)
+        return engine.attachment.get(NAMES, given).pages == 0
+
+    until(over)
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+def test_past_its_time(trial: Trial, *, noticed: bool) -> None:
+    engine = trial.engine()
+    engine.fill(NAMES, PAGES)
+    given = dict.fromkeys(engine.where(PAGES), PAGES)
+    engine.attachment.put(NAMES, given, expire_s=1)
+    reader = trial.engine(shelves=(Shelf(objects=dict(engine.shelf.objects)),))
+    until_expired(engine)
+    # Without a backend's own clock a load is the first to see it, and deletes the page.
+    ask(engine if noticed else reader)
+    assert trial.why().startswith(
+        "0 of 6 pages could be restored: pool kv lacks page 1 of 6: its time was over: "
+        "it was stored until then, or is older than `max_age`."
+    )
+
+
+def test_older_than_the_age_that_is_served(trial: Trial) -> None:
+    engine = trial.engine(core=patient(retention={"max_age": "1 s"}))
+    store(engine)
+    until_expired(engine)
+    ask(engine)
+    assert "its time was over: " in trial.why()
+
+
+def test_evicted_before_its_time(trial: Trial) -> None:
+    engine = trial.engine(core=patient(retention={"max_age": "1 h"}))
+    store(engine)
+    lose(engine.shelf, 0)
+    ask(engine)
+    assert "it was stored, and made way for other pages since." in trial.why()
+
+
 @attrs.define(eq=False)
 class Full(Shelf):
     """A shelf that has no room left, and says so."""

@@ -7,7 +7,7 @@ success. Each of these is an event. Per batch at most, never per page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from kvdock.batch import Operation, Outcome
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
+
+AUDITED = "kvdock-audit-"
+"""Beginning of the salt, and of the id, of a request that an audit has computed anew:
+engines do not store its pages, as no other request could find them."""
 
 _request: ContextVar[str] = ContextVar("kvdock_request", default="")
 
@@ -91,7 +95,7 @@ class BatchEnded:
 
 @attrs.frozen(kw_only=True)
 class PagesAnswered:
-    """Outcomes of the pages of a lookup, a load, a store or a clear.
+    """Outcomes of the pages of a lookup, a load, a store, an expiry or a clear.
 
     For observers alone that have an attribute `observes_pages` which is true.
 
@@ -106,6 +110,8 @@ class PagesAnswered:
         slice_name: Which part of each page this process has, as a coordinate: ranks
             that divide a page in other ways store other objects.
         request: The engine's request, where that is known.
+        expire_at: From when on what was stored is not served any more, in seconds
+            since 1970; 0 where the call says no time.
     """
 
     backend: str
@@ -116,6 +122,7 @@ class PagesAnswered:
     held_back: str = ""
     slice_name: str = ""
     request: str = attrs.field(factory=current_request)
+    expire_at: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -166,12 +173,14 @@ class PoolsAttached:
         pools: The attached pools, anchor first.
         refused: Name of each pool that is not stored to the reason.
         slice_names: Name of each pool to the part of a page that this process has.
+        max_age_s: How long pages are served that say no time; 0 for ever.
     """
 
     record: Mapping[str, object] = attrs.field(repr=False)
     pools: tuple[PoolSpec, ...]
     refused: Mapping[str, str]
     slice_names: Mapping[str, str] = attrs.field(factory=dict)
+    max_age_s: float = 0.0
 
 
 @attrs.frozen
@@ -322,6 +331,54 @@ class PageEvent:
     stored: bool
     hashes: tuple[str, ...] = attrs.field(repr=False)
     backend: str
+
+
+@attrs.define(eq=False)
+class PageHomes:
+    """Where stored pages are, so that a router is told of each of them once.
+
+    Routers know neither tiers nor their names: some drop an event that has one, and
+    some count announcements. So a page is announced when the first tier has it and
+    removed when the last one has lost it, as local while any local tier has it.
+
+    Args:
+        limit: Most pages of each pool; the oldest are announced as removed.
+    """
+
+    limit: int
+    _tiers: dict[str, dict[str, set[str]]] = attrs.field(factory=dict, init=False)
+
+    def moved(
+        self, event: PageEvent, remote: Collection[str]
+    ) -> Iterator[tuple[bool, bool, list[str]]]:
+        """Yield what to announce: whether stored, whether remote, and which pages.
+
+        Args:
+            event: The next event of an attachment.
+            remote: Those of the pool's backends that are not of this host.
+        """
+        pages = self._tiers.setdefault(event.pool, {})
+        gone: dict[bool, list[str]] = {False: [], True: []}
+        there: dict[bool, list[str]] = {False: [], True: []}
+        for one in event.hashes:
+            tiers = pages.setdefault(one, set())
+            before = tiers.issubset(remote) if tiers else None
+            again = event.stored and event.backend in tiers
+            (tiers.add if event.stored else tiers.discard)(event.backend)
+            after = tiers.issubset(remote) if tiers else None
+            if after is None:
+                del pages[one]
+            if before == after and not again:
+                continue
+            if before is not None:
+                gone[before].append(one)
+            if after is not None:
+                there[after].append(one)
+        while len(pages) > self.limit:
+            oldest = next(iter(pages))
+            gone[pages.pop(oldest).issubset(remote)].append(oldest)
+        for stored, moved in ((False, gone), (True, there)):
+            yield from ((stored, far, some) for far, some in moved.items() if some)
 
 
 @attrs.frozen(kw_only=True)

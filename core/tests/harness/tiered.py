@@ -69,8 +69,8 @@ class Tiers:
     def __attrs_post_init__(self) -> None:
         backends = {shelf.name: shelf.backend() for shelf in self.shelves}
         for backend in backends.values():
-            for observer in (self.listener, *self.observers):
-                backend.plugin.manager.register(observer)
+            for at, observer in enumerate((self.listener, *self.observers)):
+                backend.add_observer(f"observer-{at}", observer)
         dock = Dock(backends)
         rules = self.rules or [shelf.name for shelf in self.shelves]
         plan = dock.plan(self.pools, Shard(), tiers=rules)

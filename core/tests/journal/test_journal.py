@@ -237,6 +237,22 @@ def test_a_draft_that_is_missing_cuts_nothing_and_is_said(trial: Trial) -> None:
     assert "Beside it, pool draft lacks page 1" in answer.verdict
 
 
+def test_a_draft_that_is_attached_by_itself_is_said_beside_its_target(
+    trial: Trial,
+) -> None:
+    target = trial.engine()
+    alone = attrs.evolve(draft(), anchor=True, indices_from=None, required=True)
+    other = trial.engine(pools=(alone,), shelves=target.shelves)
+    store(target)
+    store(other)
+    lose(target.shelf, 0, "draft")
+    for engine in (target, other):
+        ask(engine, "r", load=False)
+    answer = trial.why("r")
+    assert answer.restorable == answer.pages == 6
+    assert "Beside it, pool draft lacks page 1 of 6: it was stored" in answer.verdict
+
+
 @attrs.define(eq=False)
 class NoDraft(Shelf):
     """A shelf that takes no draft pool."""
@@ -475,7 +491,7 @@ def test_a_batch_larger_than_a_file_stays_within_the_limit(
         given = attrs.evolve(event(200), request=str(at))
         journal.kvdock_observe(event=given, origin=ORIGIN)
         assert begun.wait(60)
-    huge = event(8000)  # more than a file may have
+    huge = event(16_000)  # more than a file may have
     journal.kvdock_observe(event=huge, origin=ORIGIN)
     goes_on.set()
     assert journal.flush(60)

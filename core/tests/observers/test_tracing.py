@@ -6,7 +6,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from shelf import Engine, hashes, patient
+from shelf import Engine, Shelf, hashes, patient
+from tiered import NAMES, Tiers
 
 from kvdock.events import requested_by
 from kvdock.observers.tracing import Tracing
@@ -89,6 +90,32 @@ def test_the_batches_of_a_request_hang_under_one_span_from_first_to_last() -> No
         assert (above.start_time or 0) <= min(starts)
         assert max(ends) <= (above.end_time or 0)
     assert sum(one.parent is None for one in spans) == 3
+
+
+def test_a_request_is_one_span_through_its_lookup_the_tiers_and_the_load() -> None:
+    exporter, provider = traced()
+    near, far = Shelf("near"), Shelf("far")
+    tiers = Tiers((near, far), observers=(Tracing(provider),))
+    tiers.put()
+    tiers.settle()
+    near.objects.clear()
+    exporter.clear()
+    with requested_by("r"):
+        assert tiers.cache.exists(NAMES).best == len(NAMES)
+        assert tiers.get() == len(NAMES)
+    tiers.cache.close()
+    (whole,) = [
+        one for one in exporter.get_finished_spans() if one.name == "kvdock.request"
+    ]
+    steps = [
+        (one.name, (one.attributes or {})["kvdock.backend"])
+        for one in exporter.get_finished_spans()
+        if one.parent and one.parent.span_id == whole.context.span_id
+    ]
+    # A page is loaded from where the lookup found it.
+    assert steps == [
+        ("kvdock.exists", "near"), ("kvdock.exists", "far"), ("kvdock.get", "far"),
+    ]  # fmt: skip
 
 
 def test_requests_that_are_idle_or_too_many_are_ended() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from shelf import Engine, Shelf, attention, hashes, patient, states, until
 
 from kvdock.batch import Batch, BatchResult, Outcome
-from kvdock.events import PageEvent
+from kvdock.events import PageEvent, PageHomes
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.transfer import page_events
 
@@ -173,3 +173,44 @@ def test_events_that_are_not_taken_are_bounded(
         tuple(hashes(2, first=8)),
     ]
     assert "events of 2 pages are lost" in caplog.text
+
+
+def homes(limit: int = 8) -> Callable[..., list[tuple[bool, bool, list[str]]]]:
+    kept = PageHomes(limit)
+
+    def moved(backend: str, *hashes: str, stored: bool) -> Any:
+        event = PageEvent(pool="kv", stored=stored, hashes=hashes, backend=backend)
+        return list(kept.moved(event, {"far"}))
+
+    return moved
+
+
+def test_a_page_is_announced_by_its_first_tier_and_removed_by_its_last() -> None:
+    moved = homes()
+    assert moved("near", "a", "b", stored=True) == [(True, False, ["a", "b"])]
+    assert moved("far", "a", stored=True) == []
+    # It is farther away now: routers may count announcements.
+    assert moved("near", "a", "b", stored=False) == [
+        (False, False, ["a", "b"]),
+        (True, True, ["a"]),
+    ]
+    assert moved("far", "a", stored=False) == [(False, True, ["a"])]
+    assert moved("far", "a", stored=False) == []
+
+
+def test_a_page_that_is_stored_again_is_announced_again_without_being_doubled() -> None:
+    moved = homes()
+    moved("near", "a", stored=True)
+    assert moved("near", "a", stored=True) == [
+        (False, False, ["a"]),
+        (True, False, ["a"]),
+    ]
+
+
+def test_the_oldest_pages_are_announced_as_removed_where_there_are_too_many() -> None:
+    moved = homes(limit=2)
+    moved("near", "a", "b", stored=True)
+    assert moved("near", "c", stored=True) == [
+        (False, False, ["a"]),
+        (True, False, ["c"]),
+    ]

@@ -8,6 +8,7 @@ import secrets
 import time
 from pathlib import Path
 
+from kvdock.events import AUDITED
 from kvdock_cli import progress
 from kvdock_cli.engine_client import Completion, EngineClient, Prompt
 from kvdock_cli.output import UsageProblem, emit
@@ -32,8 +33,8 @@ def audit(  # noqa: PLR0913 - one option each
     and under a fresh salt, so that it computes all of it. Both answers are greedy. They
     differ if a log-probability does by more than the tolerance, up to the first token
     that is not the same: equal tokens are not promised on a GPU. Exit 1 if a prompt
-    differs, or if none was restored. What is stored under the fresh salts is used by
-    no one else and is evicted as the coldest pages are.
+    differs, or if none was restored. What is computed under the fresh salts is not
+    stored: engines with kvdock know these requests by their names.
 
     Args:
         url: The engine's HTTP server, such as http://127.0.0.1:30000.
@@ -55,7 +56,7 @@ def audit(  # noqa: PLR0913 - one option each
         nonlocal next_s
         time.sleep(max(0.0, next_s - time.monotonic()))
         next_s = time.monotonic() + 1 / rate
-        return client.complete(prompt, tokens=tokens, salt=salt)
+        return client.complete(prompt, tokens=tokens, salt=salt, name=salt)
 
     with progress.shown("asking", total=len(given)) as bar:
         for line, prompt in given:
@@ -63,7 +64,7 @@ def audit(  # noqa: PLR0913 - one option each
             if restored.cached == 0:
                 computed += 1
             else:
-                salt = f"kvdock-audit-{secrets.token_hex(16)}"
+                salt = f"{AUDITED}{secrets.token_hex(16)}"
                 anew = complete(prompt, salt)
                 same, largest = _compare(restored, anew)
                 found.append(
@@ -93,15 +94,24 @@ def read_prompts(path: Path) -> list[tuple[int, Prompt]]:
     Raises:
         UsageProblem: If there are none.
     """
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise UsageProblem(f"{path} cannot be read: {why}") from error
-    found = [(at, parse(line)) for at, line in enumerate(lines, 1) if line.strip()]
+    lines = enumerate(text_of(path).splitlines(), 1)
+    found = [(at, parse(line)) for at, line in lines if line.strip()]
     if not found:
         raise UsageProblem(f"{path} has no prompts", fix="Write one a line.")
     return found
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file that was named.
+
+    Raises:
+        UsageProblem: If it has none.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise UsageProblem(f"{path} cannot be read: {why}") from error
 
 
 def parse(text: str) -> Prompt:

@@ -19,7 +19,7 @@ from kvdock.journal import (
     read_journal,
     requests,
 )
-from kvdock_cli.commands.audit import parse
+from kvdock_cli.commands.audit import parse, text_of
 from kvdock_cli.commands.store import chosen, open_store
 from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.output import UsageProblem, emit
@@ -103,10 +103,7 @@ def _emit(answer: RequestAnswer, *, as_json: bool) -> int:
 
 def _asked(url: str, path: Path, read: Read) -> RequestAnswer:
     """Let the engine answer a prompt, and explain what storage had of it."""
-    try:
-        given = parse(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"{path} cannot be read: {error}") from error
+    given = parse(text_of(path))
     client = EngineClient.find(url)
     tokens = client.tokenize(given)
     name = f"kvdock-why-{secrets.token_hex(8)}"
@@ -123,11 +120,7 @@ def _asked(url: str, path: Path, read: Read) -> RequestAnswer:
 
 
 def _lines(path: Path) -> tuple[str, ...]:
-    try:
-        lines = path.read_text("utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise UsageProblem(f"{path} cannot be read: {why}") from error
+    lines = text_of(path).split()
     if not lines:
         raise UsageProblem(f"{path} has no page hashes", fix="Write one a line.")
     return tuple(lines)

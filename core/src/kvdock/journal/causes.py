@@ -8,6 +8,7 @@ own evaluation: the pool that cuts the prefix, and its first page that is missin
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,8 +34,13 @@ _OK, _ABSENT = Outcome.OK.name.lower(), Outcome.ABSENT.name.lower()
 _DAMAGED = frozenset(
     one.name.lower() for one in (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 )
+_ASKS = (Operation.EXISTS, Operation.GET)
+_SOON_S = 1.0
+"""How much later than the store a journal may date what was stored."""
 _FEW = 3
 """Fields that a verdict names where records differ."""
+_SHORT = 64
+"""Characters of two values that a verdict shows; it only names longer ones."""
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -56,6 +62,7 @@ class Cause(StrictEnum):
     FAILED = "failed"
     OTHER_TIER = "other_tier"
     EVICTED = "evicted"
+    EXPIRED = "expired"
     DAMAGED = "damaged"
     CLEARED = "cleared"
     RATE_LIMIT = "rate_limit"
@@ -78,8 +85,10 @@ def _words() -> Mapping[str, Mapping[str, str]]:
     return tomllib.loads(file.read_text("utf-8"))
 
 
-_OF_OUTCOME: Mapping[str, Cause] = MappingProxyType(
+_CAUSES: Mapping[str, Cause] = MappingProxyType(
     {
+        "breaker": Cause.BREAKER_OPEN,
+        "queue": Cause.QUEUE_FULL,
         "refused": Cause.DECLINED,
         "timeout": Cause.TOO_LATE,
         "unavailable": Cause.UNREACHABLE,
@@ -87,15 +96,13 @@ _OF_OUTCOME: Mapping[str, Cause] = MappingProxyType(
         **dict.fromkeys(_DAMAGED, Cause.DAMAGED),
     }
 )
-_OF_HELD_BACK: Mapping[str, Cause] = MappingProxyType(
-    {"breaker": Cause.BREAKER_OPEN, "queue": Cause.QUEUE_FULL}
-)
+"""By what held a call back, or by its outcome."""
 
 
 def _cause_of(outcome: str, held_back: str) -> Cause:
     if held_back == "full" and outcome == "refused":
         return Cause.QUOTA
-    return _OF_HELD_BACK.get(held_back) or _OF_OUTCOME.get(outcome, Cause.FAILED)
+    return _CAUSES.get(held_back) or _CAUSES.get(outcome, Cause.FAILED)
 
 
 @attrs.frozen
@@ -281,8 +288,12 @@ def explain_prompt(
 
 @attrs.define(eq=False)
 class _Asked:
-    """The pages of one pool that one process asked for."""
+    """The pages of one pool that one process asked for.
 
+    An engine may attach a draft's pool by itself, in a namespace of its own.
+    """
+
+    namespace: str
     slice_name: str = ""
     pages: dict[str, str] = attrs.field(factory=dict)
     """Hash to the outcome of the lookup, in the order of the prefix."""
@@ -292,6 +303,8 @@ class _Asked:
 
     def note(self, record: JournalRecord) -> None:
         """Take an answer to the request."""
+        if record.namespace != self.namespace:
+            return  # of an engine that gave another request this id
         self.slice_name = record.slice_name or record.pool
         self.backends.setdefault(record.backend)
         for page, outcome in record.each():
@@ -347,18 +360,17 @@ def _question(
             asked_in, at_s = asked_in or record.namespace, at_s or record.at_s
             if record.operation == SKIPPED:
                 skipped = record.held_back
-            elif record.namespace == asked_in and record.operation != Operation.PUT:
-                asked = ranks[record.rank].setdefault(record.pool, _Asked())
-                asked.note(record)
+            elif record.operation in _ASKS:
+                asked = _Asked(record.namespace)
+                ranks[record.rank].setdefault(record.pool, asked).note(record)
     if not request:
         asked_in, at_s = _one_namespace(attached, namespace), latest
         wanted = [one[-HASH_CHARS:] for one in hashes]
         for rank, one in attached[asked_in].items():
             for pool in one.pools:
                 name = str(pool["name"])
-                ranks[rank][name] = _Asked(
-                    str(pool.get("slice_name") or name), dict.fromkeys(wanted, "")
-                )
+                part = str(pool.get("slice_name") or name)
+                ranks[rank][name] = _Asked(asked_in, part, dict.fromkeys(wanted, ""))
     elif not ranks and not skipped:
         raise KvdockError(
             f"the journal has no lookup of request {request!r}",
@@ -402,31 +414,47 @@ class _Past:
     """History of one part of one page in one namespace, until it was asked for.
 
     Args:
-        stored_in: The backends that took it, and are not known to have lost it since.
+        ends_s: The backends that took it, and are not known to have lost it since, to
+            from when on they do not serve it, in seconds since 1970.
         cause: Why it is not there, as far as that is known.
     """
 
-    stored_in: set[str] = attrs.field(factory=set)
+    ends_s: dict[str, float] = attrs.field(factory=dict)
     cause: Cause = Cause.NEVER_STORED
 
-    def note(self, record: JournalRecord, outcome: str) -> None:
+    def note(self, record: JournalRecord, outcome: str, max_age_s: float) -> None:
         """Take the next thing that happened."""
-        if record.operation == Operation.PUT:
-            if outcome == _OK:
-                self.stored_in.add(record.backend)
-            elif not self.stored_in:
+        backend = record.backend
+        if outcome in _DAMAGED:
+            self.lose(backend, Cause.DAMAGED)
+        elif outcome == _OK:
+            ends_s = record.expire_at or record.at_s + (max_age_s or math.inf)
+            if record.operation == Operation.EXISTS:
+                # What a process without a journal has stored. A time that is in a
+                # trailer is seen by loads alone.
+                if self.cause is not Cause.EXPIRED:
+                    self.ends_s.setdefault(backend, ends_s)
+            elif record.expire_at or self.ends_s.get(backend, 0.0) <= record.at_s:
+                self.ends_s[backend] = ends_s
+        elif record.operation == Operation.PUT:
+            if not self.ends_s:
                 self.cause = _cause_of(outcome, record.held_back)
-        elif outcome in _DAMAGED:
-            self.lose(record.backend, Cause.DAMAGED)
-        elif record.operation == Operation.EXISTS and outcome == _OK:
-            self.stored_in.add(record.backend)  # by a process without a journal
-        elif outcome == _ABSENT and record.backend in self.stored_in:
-            self.lose(record.backend, Cause.EVICTED)
+        elif outcome == _ABSENT and backend in self.ends_s:
+            self.lose(backend, self.gone(record.at_s))
+
+    def gone(self, at_s: float) -> Cause:
+        """Return why it is not there, of what no journal says that it went."""
+        over = max(self.ends_s.values()) <= at_s + _SOON_S
+        return Cause.EXPIRED if over else Cause.EVICTED
+
+    def lives(self, at_s: float) -> bool:
+        """Return whether a backend may serve it, as far as is known."""
+        return any(end_s > at_s for end_s in self.ends_s.values())
 
     def lose(self, backend: str, cause: Cause) -> None:
         """Note that a backend has it no longer."""
-        self.stored_in.discard(backend)
-        if not self.stored_in:
+        self.ends_s.pop(backend, None)
+        if not self.ends_s:
             self.cause = cause
 
 
@@ -443,15 +471,17 @@ def _pasts(read: Read, question: _Question) -> _Pasts:
             for page in pasts.values():
                 for (namespace, _), past in page.items():
                     if namespace == record.namespace and (
-                        record.backend in past.stored_in
+                        record.backend in past.ends_s
                     ):
                         past.lose(record.backend, Cause.CLEARED)
             continue
         part = (record.namespace, record.slice_name or record.pool)
+        attached = question.attached.get(record.namespace, {}).get(record.rank)
+        max_age_s = attached.max_age_s if attached else 0.0
         for name, outcome in record.each():
             if name in wanted:
                 past = pasts.setdefault(name, {}).setdefault(part, _Past())
-                past.note(record, outcome)
+                past.note(record, outcome, max_age_s)
     return pasts
 
 
@@ -462,7 +492,7 @@ def _in_order(
     mine = (
         one
         for one in records
-        if one.operation == Operation.CLEAR or not wanted.isdisjoint(one.pages.split())
+        if one.operation == Operation.CLEAR or not wanted.isdisjoint(one.names())
     )
     return iter(sorted(mine, key=lambda one: one.at_s))
 
@@ -494,7 +524,7 @@ class _Pool:
     def of(cls, given: Mapping[str, Any]) -> _Pool:
         return cls(
             name=given["name"],
-            required=given["required"] or given["anchor"],
+            required=(given["required"] or given["anchor"]) and not given["draft"],
             hit_policy=HitPolicy(given["hit_policy"]),
             window_pages=given["window_pages"],
             block_pages=given["block_pages"],
@@ -520,10 +550,9 @@ class _Case:
     def asked(self) -> dict[str, _Asked]:
         return self.question.ranks[self.rank]
 
-    @cached_property
-    def attachment(self) -> JournalRecord | None:
-        """The latest attachment of this process that the journal has."""
-        return self.question.attached.get(self.question.namespace, {}).get(self.rank)
+    def attachment(self, namespace: str) -> JournalRecord | None:
+        """Return the latest attachment of this process that the journal has."""
+        return self.question.attached.get(namespace, {}).get(self.rank)
 
     @cached_property
     def prefix(self) -> Sequence[str]:
@@ -533,8 +562,12 @@ class _Case:
 
     def answer(self) -> RequestAnswer:
         """Say what there was, pool by pool, and what cut the prefix."""
-        pools = self.attachment.pools if self.attachment else ()
-        known = {one["name"]: _Pool.of(one) for one in pools}
+        known = {
+            one["name"]: _Pool.of(one)
+            for namespace in {asked.namespace for asked in self.asked.values()}
+            if (attached := self.attachment(namespace))
+            for one in attached.pools
+        }
         specs = [known.get(name, _Pool(name)) for name in self.asked]
         pages = len(self.prefix)
         there = {name: self.there(name) for name in self.asked}
@@ -550,9 +583,9 @@ class _Case:
                 sentence=f"pool {name} is not stored: {why}",
                 fix=Cause.POOL_NOT_STORED.fix,
             )
-            for name, why in (
-                self.attachment.refused if self.attachment else {}
-            ).items()
+            for attached in [self.attachment(self.question.namespace)]
+            if attached
+            for name, why in attached.refused.items()
         ]
         answers.sort(key=lambda one: (not one.limits, one.cause is None))
         differences = self.differences(answers)
@@ -572,8 +605,8 @@ class _Case:
         )
 
     def past(self, pool: str, page: str) -> _Past | None:
-        part = (self.question.namespace, self.asked[pool].slice_name)
-        return self.pasts.get(page, {}).get(part)
+        asked = self.asked[pool]
+        return self.pasts.get(page, {}).get((asked.namespace, asked.slice_name))
 
     def there(self, pool: str) -> Bools:
         """Return which pages the pool had, and gave where asked to.
@@ -588,7 +621,7 @@ class _Case:
                 found.append(there and asked.loads.get(page, _OK) == _OK)
             else:
                 past = self.past(pool, page)
-                found.append(past is not None and bool(past.stored_in))
+                found.append(past is not None and past.lives(self.question.at_s))
         return np.array(found, np.bool_)
 
     def pool_answer(self, spec: _Pool, there: Bools) -> PoolAnswer:
@@ -631,16 +664,17 @@ class _Case:
             if outcome not in (_OK, _ABSENT, ""):
                 return _cause_of(outcome, asked.held_back.get(page, ""))
         past = self.past(pool, page)
-        if past is not None and past.stored_in:
-            if past.stored_in.isdisjoint(asked.backends):
-                return Cause.OTHER_TIER
-            return Cause.EVICTED  # between its last sign of life and this question
+        if past is not None and past.ends_s:
+            cause = past.gone(self.question.at_s)  # since its last sign of life
+            elsewhere = past.ends_s.keys().isdisjoint(asked.backends)
+            alive = elsewhere and cause is Cause.EVICTED
+            return Cause.OTHER_TIER if alive else cause
         if past is not None and past.cause is not Cause.NEVER_STORED:
             return past.cause
         others = self.elsewhere(pool, page)
         if not others:
             return self.unknown
-        mine = self.question.namespace in others
+        mine = asked.namespace in others
         return Cause.OTHER_RANKS if mine else Cause.OTHER_NAMESPACE
 
     def elsewhere(self, pool: str, page: str) -> dict[str, None]:
@@ -649,27 +683,35 @@ class _Case:
         return {
             namespace: None
             for (namespace, other), past in self.pasts.get(page, {}).items()
-            if past.stored_in and _same_bytes(part, other)
+            if past.lives(self.question.at_s) and _same_bytes(part, other)
         }
 
     def differences(self, answers: Sequence[PoolAnswer]) -> tuple[Difference, ...]:
-        """Compare the namespace with the one that has a page that is missing."""
-        mine = self.attachment
+        """Compare the namespace with the most similar that has a missing page."""
         for one in answers:
+            asked = self.asked.get(one.pool)
+            mine = self.attachment(asked.namespace) if asked else None
             if mine and one.cause is Cause.OTHER_NAMESPACE and one.first is not None:
-                for other in self.elsewhere(one.pool, self.prefix[one.first]):
-                    for theirs in self.question.attached.get(other, {}).values():
-                        return diff_records(mine.record, theirs.record)
+                found = [
+                    diff_records(mine.record, theirs.record)
+                    for other in self.elsewhere(one.pool, self.prefix[one.first])
+                    for theirs in self.question.attached.get(other, {}).values()
+                ]
+                return min(found, key=len, default=())
         return ()
 
 
 def _differ_in(differences: Sequence[Difference]) -> str:
-    """Name the first fields in which two records differ, with short values."""
+    """Name the fields in which two records differ most plainly, with short values."""
+
+    def plainly(one: Difference) -> tuple[bool, int]:
+        return not {"-", "null"}.isdisjoint((one.left, one.right)), len(one.right)
+
     named = [
         f"{one.field} is {one.left} here and {one.right} there"
-        if len(one.left + one.right) < 2 * HASH_CHARS
+        if len(one.left + one.right) < _SHORT
         else f"{one.field} differs"
-        for one in differences[:_FEW]
+        for one in sorted(differences, key=plainly)[:_FEW]
     ]
     more = len(differences) - len(named)
     return ", ".join(named) + (f", and {more} more" if more else "")

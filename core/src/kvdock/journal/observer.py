@@ -13,8 +13,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -92,32 +93,8 @@ class JournalSettings:
             )
 
 
-@attrs.define(eq=False)
-class _Waiting:
-    """An event that was not written yet; `outcomes` has a byte for each page."""
-
-    at_s: float
-    event: PagesAnswered | PoolsAttached | LookupSkipped
-    origin: Origin
-    outcomes: bytes = b""
-    hashes: tuple[str, ...] = ()
-    held_back: str = ""
-
-    @property
-    def size(self) -> int:
-        """How much of the queue it takes."""
-        return max(1, len(self.outcomes))
-
-    def record(self) -> JournalRecord:
-        """Return what is written of it."""
-        match self.event:
-            case PoolsAttached():
-                return record_of_pools(self.at_s, self.event, self.origin)
-            case LookupSkipped():
-                return record_of_skipped(self.at_s, self.event, self.origin)
-            case _:
-                given = (self.at_s, self.event, self.origin, self.hashes)
-                return record_of_pages(*given, self.outcomes, self.held_back)
+_Make = Callable[[], JournalRecord]
+"""Makes a record of an event: not on the engine's thread."""
 
 
 class Journal:
@@ -136,7 +113,7 @@ class Journal:
         self._settings = settings
         self._files = _Files(settings)
         self._lock, self._changed = new_condition()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_Make] = deque()
         self._queued = 0
         self._dropped = 0
         self._full: set[str] = set()
@@ -156,25 +133,29 @@ class Journal:
                 outcomes = event.outcomes.tobytes()
                 refused = _REFUSED in outcomes and event.operation == Operation.PUT
                 full = refused and event.backend in self._full and not event.held_back
-                kept = (outcomes, tuple(event.hashes), "full" if full else "")
-                self._add(_Waiting(time.time(), event, origin, *kept))
-            case PoolsAttached() | LookupSkipped():
-                self._add(_Waiting(time.time(), event, origin))
+                kept = (tuple(event.hashes), outcomes, "full" if full else "")
+                given = (time.time(), event, origin, *kept)
+                self._add(partial(record_of_pages, *given), max(1, len(outcomes)))
+            case PoolsAttached():
+                self._add(partial(record_of_pools, time.time(), event, origin))
+            case LookupSkipped():
+                self._add(partial(record_of_skipped, time.time(), event, origin))
             case StoreFilled(backend=backend):
-                full = 0 < event.limit_bytes * _FULL <= event.used_bytes
+                # A limit of one byte is that of an empty store without any room.
+                full = 0 < event.limit_bytes * _FULL <= max(1, event.used_bytes)
                 (self._full.add if full else self._full.discard)(backend)
             case _:
                 pass
 
-    def _add(self, waiting: _Waiting) -> None:
+    def _add(self, make: _Make, pages: int = 1) -> None:
         if self._guard.forked:
             return  # the thread and the file are the parent's
         with self._lock:
-            size = self._queued + waiting.size
+            size = self._queued + pages
             if self._queue and size > self._settings.queue:
                 self._dropped += 1
                 return
-            self._queue.append(waiting)
+            self._queue.append(make)
             first, self._queued = not self._queued, size
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -221,13 +202,13 @@ class Journal:
                 self._log.warning("journal", what, error)
                 time.sleep(_RETRY_S)
 
-    def _write(self, taken: list[_Waiting], dropped: int) -> None:
-        records = [one.record() for one in taken]
+    def _write(self, taken: Sequence[_Make], dropped: int) -> None:
+        records = [make() for make in taken]
         records[0] = msgspec.structs.replace(records[0], dropped=dropped)
         for record in records:
             if record.operation == ATTACHED:
                 self._files.note(record)
-        lost = self._files.write(records, taken[0].origin.rank)
+        lost = self._files.write(records, records[0].rank)
         with self._lock:
             self._dropped += lost
 
@@ -266,7 +247,7 @@ class _Files:
             self._attached.pop(next(iter(self._attached)))
 
     def write(self, records: Sequence[JournalRecord], rank: str) -> int:
-        """Append records in one call for each file; begin a new one if one is full.
+        """Append records in one call; begin a new file if one is full.
 
         Returns:
             How many are larger than a file, and lost.
@@ -280,15 +261,15 @@ class _Files:
         if len(lines) <= self._left:
             self._append(lines)
             return 0
-        if len(records) > 1:
-            half = len(records) // 2
-            return self.write(records[:half], rank) + self.write(records[half:], rank)
-        if len(lines) <= self._most // _FILES:
-            self._begin(rank)
-            if len(lines) <= self._left:
-                self._append(lines)
-                return 0
-        return 1
+        lost = 0
+        for line in lines.splitlines(keepends=True):
+            if len(line) > self._left:
+                self._begin(rank)
+            if len(line) > self._left:
+                lost += 1
+            else:
+                self._append(line)
+        return lost
 
     def _linked(self) -> bool:
         """Return whether its file is still there: other writers delete the oldest."""

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 SUFFIX = ".jsonl"
-HASH_CHARS = 32
-"""Characters of a page hash that are kept, its last ones: 128 bits tell pages apart."""
+HASH_CHARS = 16
+"""Characters of a page hash that are kept, its last ones: 64 bits tell the pages of a
+journal apart, and each byte costs an engine time."""
 ATTACHED = "attached"
 """What a record of an attachment has as its operation."""
 SKIPPED = "skipped"
@@ -45,8 +46,9 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         version: Of this form.
         at_s: When, in seconds since 1970.
-        operation: "exists", "get", "put", "clear", "attached", or "skipped" where the
-            engine did not ask storage.
+        operation: "exists", "get", "put", "clear", "retain" where the time of stored
+            pages was changed, "attached", or "skipped" where the engine did not ask
+            storage.
         namespace: The digest of the namespace.
         rank: The process among those of its deployment.
         request: The engine's request, "" where it is not known.
@@ -55,12 +57,15 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         held_back: Why no backend was asked, see `kvdock.events.PagesAnswered` and
             `LookupSkipped`; "full" where one had no room when it was last asked.
         slice_name: Which part of each page it is about, as a coordinate.
-        pages: The last 32 characters of each page hash, with blanks between them: one
-            text costs a fifth of what a list of them does.
+        pages: The last 16 characters of each page hash, one after the other; with
+            blanks between them if some are shorter. One text costs a fifth of what a
+            list of them does.
         outcomes: How they ended, as (outcome, pages) in their order.
         pools: Of an attachment: its pools, each a mapping of its properties.
         refused: Of an attachment: name of each pool that is not stored to why.
         record: Of an attachment: what its namespace covers.
+        expire_at: From when on stored pages are not served, in seconds since 1970.
+        max_age_s: Of an attachment: how long pages are served that say no time.
         dropped: Records that were lost before this one, because they came faster
             than they could be written.
     """
@@ -81,13 +86,22 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: Mapping[str, str] = {}
     record: Mapping[str, Any] = {}
     dropped: int = 0
+    expire_at: int = 0
+    max_age_s: float = 0.0
+
+    def names(self) -> list[str]:
+        """Return what is kept of each page hash."""
+        text, width = self.pages, HASH_CHARS
+        if " " in text or len(text) < width:
+            return text.split()
+        return [text[at : at + width] for at in range(0, len(text), width)]
 
     def each(self) -> Iterator[tuple[str, str]]:
         """Yield the hash and the outcome of every page."""
         outcomes = itertools.chain.from_iterable(
             itertools.repeat(outcome, pages) for outcome, pages in self.outcomes
         )
-        return zip(self.pages.split(), outcomes, strict=False)
+        return zip(self.names(), outcomes, strict=False)
 
 
 def record_of_pages(
@@ -99,53 +113,32 @@ def record_of_pages(
     held_back: str = "",
 ) -> JournalRecord:
     """Describe what became of pages; `outcomes` has a byte for each."""
-    return JournalRecord(
-        version=VERSION,
-        at_s=at_s,
-        operation=event.operation.value,
-        namespace=origin.namespace,
-        rank=origin.rank,
-        request=event.request,
-        backend=event.backend,
-        pool=event.pool,
-        held_back=held_back or event.held_back,
-        slice_name=event.slice_name,
-        pages=_cut(hashes),
-        outcomes=_runs(outcomes),
-    )
+    who = (origin.namespace, origin.rank, event.request, event.backend, event.pool)
+    why = (held_back or event.held_back, event.slice_name)
+    pages = (_cut(hashes), _runs(outcomes))
+    operation, end = event.operation.value, event.expire_at
+    return JournalRecord(VERSION, at_s, operation, *who, *why, *pages, expire_at=end)
 
 
 def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> JournalRecord:
     """Describe an attachment."""
     return JournalRecord(
-        version=VERSION,
-        at_s=at_s,
-        operation=ATTACHED,
-        namespace=origin.namespace,
-        rank=origin.rank,
+        VERSION, at_s, ATTACHED, origin.namespace, origin.rank,
         pools=tuple(
             {name: _plain(getattr(pool, name)) for name in _POOL}
             | {"slice_name": event.slice_names.get(pool.name, "")}
             for pool in event.pools
         ),
-        refused=event.refused,
-        record=event.record,
-    )
+        refused=event.refused, record=event.record, max_age_s=event.max_age_s,
+    )  # fmt: skip
 
 
 def record_of_skipped(
     at_s: float, event: LookupSkipped, origin: Origin
 ) -> JournalRecord:
     """Describe a lookup that the engine left out."""
-    return JournalRecord(
-        version=VERSION,
-        at_s=at_s,
-        operation=SKIPPED,
-        namespace=origin.namespace,
-        rank=origin.rank,
-        request=event.request,
-        held_back=event.reason,
-    )
+    who = (origin.namespace, origin.rank, event.request)
+    return JournalRecord(VERSION, at_s, SKIPPED, *who, held_back=event.reason)
 
 
 def _plain(value: object) -> object:
@@ -153,14 +146,14 @@ def _plain(value: object) -> object:
 
 
 def _cut(hashes: Sequence[str]) -> str:
-    """Return the ends of page hashes, with blanks between them."""
-    width = len(hashes[0]) if hashes else 0
-    text = " ".join([*hashes, ""])
-    equal = text[width :: width + 1] == " " * len(hashes)
-    if width < HASH_CHARS or not equal or not text.isascii():
+    """Return the ends of page hashes."""
+    # Those of one call are of one length, as one function has made them.
+    width, text = len(hashes[0]) if hashes else 0, "".join(hashes)
+    equal = len(text) == width * len(hashes) and text.isascii()
+    if width < HASH_CHARS or not equal:
         return " ".join(one[-HASH_CHARS:] for one in hashes)
-    rows = np.frombuffer(text.encode(), np.uint8).reshape(-1, width + 1)
-    return rows[:, -HASH_CHARS - 1 :].tobytes().decode()
+    rows = np.frombuffer(text.encode(), np.uint8).reshape(-1, width)
+    return rows[:, -HASH_CHARS:].tobytes().decode()
 
 
 def _runs(outcomes: bytes) -> tuple[tuple[str, int], ...]:

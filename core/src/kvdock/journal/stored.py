@@ -63,24 +63,13 @@ def explain_stored(
     found = _looked_up(store, hashes, namespace, mine)
     sizes = [tp_size] if tp_size else _TP_SIZES
     most = max(sizes, key=lambda size: (_pages(found, size), -size))
-    records = [*_records(found, hashes, namespace, mine, most)]
+    records = [*_records(found, namespace, mine, most)]
     for other in store.namespaces():
         record = store.record(other) if other != namespace else {}
         if record and record.get("model") == mine.get("model"):
             theirs = _looked_up(store, hashes, other, record)
-            records += _records(theirs, hashes, other, record)
+            records += _records(theirs, other, record)
     return explain(lambda: records, request=_STORE, unknown=Cause.NOT_THERE)
-
-
-@attrs.frozen
-class _Part:
-    """What one rank has of a pool's pages, and which of them are stored."""
-
-    pool: PoolSpec
-    tp_size: int
-    rank: int
-    slice_name: str
-    there: tuple[bool, ...]
 
 
 def _looked_up(
@@ -88,19 +77,23 @@ def _looked_up(
     hashes: Sequence[str],
     namespace: str,
     record: Mapping[str, Any],
-) -> list[_Part]:
+) -> list[tuple[int, JournalRecord]]:
+    """Return what ranks of each TP size have, as their journals would say it."""
     holds = store.finder(namespace)
-    parts = []
+    names = " ".join(one[-HASH_CHARS:] for one in hashes)
+    found = []
     for pool in _pools(record):
         for size in _TP_SIZES:
             with suppress(PoolError):  # this many ranks cannot divide it
-                shards = [Shard(tp_rank=rank, tp_size=size) for rank in range(size)]
-                parts += [
-                    _Part(pool, size, shard.tp_rank, name, there)
-                    for shard in shards
-                    for name, there in [_stored(holds, namespace, hashes, pool, shard)]
-                ]
-    return parts
+                for shard in [Shard(tp_rank=at, tp_size=size) for at in range(size)]:
+                    part, there = _stored(holds, namespace, hashes, pool, shard)
+                    answer = JournalRecord(
+                        VERSION, 0.0, Operation.EXISTS, namespace, str(shard.tp_rank),
+                        backend=_STORE, pool=pool.name, slice_name=part, pages=names,
+                        outcomes=tuple(("ok" if one else "absent", 1) for one in there),
+                    )  # fmt: skip
+                    found.append((size, answer))
+    return found
 
 
 def _stored(
@@ -142,41 +135,28 @@ def _pools(record: Mapping[str, Any]) -> Iterator[PoolSpec]:
                 break
 
 
-def _pages(found: Iterable[_Part], size: int) -> int:
-    return sum(sum(one.there) for one in found if one.tp_size == size) // size
+def _pages(found: Iterable[tuple[int, JournalRecord]], size: int) -> int:
+    mine = (one.outcomes for tp_size, one in found if tp_size == size)
+    return sum(outcome == "ok" for one in mine for outcome, _ in one) // size
 
 
 def _records(
-    found: Sequence[_Part],
-    hashes: Sequence[str],
+    found: Iterable[tuple[int, JournalRecord]],
     namespace: str,
     record: Mapping[str, Any],
     asked: int = 0,
 ) -> Iterator[JournalRecord]:
-    """Describe what is stored as a journal does; ranks of one TP size ask for it."""
-    pools = tuple(map(_described, {one.pool.name: one.pool for one in found}.values()))
-    names = " ".join(one[-HASH_CHARS:] for one in hashes)
+    """Yield what a journal would have; ranks of one TP size ask for it."""
+    pools = tuple(map(_described, _pools(record)))
     for rank in range(asked or 1):
         yield JournalRecord(
             VERSION, 0.0, ATTACHED, namespace, str(rank), pools=pools, record=record
         )
-    for one in found:
-        answer = JournalRecord(
-            version=VERSION,
-            at_s=0.0,
-            operation=Operation.EXISTS,
-            namespace=namespace,
-            rank=str(one.rank),
-            backend=_STORE,
-            pool=one.pool.name,
-            slice_name=one.slice_name,
-            pages=names,
-            outcomes=tuple(("ok" if there else "absent", 1) for there in one.there),
-        )
-        if one.tp_size == asked:
-            yield msgspec.structs.replace(answer, request=_STORE, at_s=time.time())
+    for size, one in found:
+        if size == asked:
+            yield msgspec.structs.replace(one, request=_STORE, at_s=time.time())
         else:
-            yield answer
+            yield one
 
 
 def _described(pool: PoolSpec) -> dict[str, object]:
@@ -185,6 +165,7 @@ def _described(pool: PoolSpec) -> dict[str, object]:
         "name": pool.name,
         "anchor": False,
         "required": pool.required,
+        "draft": pool.draft,
         "hit_policy": HitPolicy.TRAILING_PAGES if ends else HitPolicy.ALL_PAGES,
         "window_pages": int(ends),
         "block_pages": 0,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Generator
+from copy import copy
 from typing import Any
 
 import attrs
@@ -49,6 +50,13 @@ class Tracing:
         self._within = trace.set_span_in_context
         self._requests: OrderedDict[str, _RequestSpan] = OrderedDict()
         self._lock = threading.Lock()
+        self._backend = ""
+
+    def for_backend(self, name: str) -> Tracing:
+        """Return the hooks around one backend, which is one tier of several."""
+        mine = copy(self)
+        mine._backend = name  # noqa: SLF001 - a copy of itself
+        return mine
 
     def _request_span(self) -> _RequestSpan | None:
         """Return the span of the request that a batch belongs to, if it is known."""
@@ -94,6 +102,7 @@ class Tracing:
             return (yield)
         span.set_attributes(
             {
+                "kvdock.backend": self._backend,
                 "kvdock.pool": batch.pool,
                 "kvdock.operation": str(batch.operation),
                 "kvdock.keys": len(batch),

@@ -61,11 +61,15 @@ class Backend:
     def add_observer(self, name: str, built: object) -> None:
         """Put an observer around it, for as long as it is loaded.
 
+        One that has a method `for_backend` is asked for one that knows its backend.
+
         Raises:
             PluginError: If one of that name is there already, or it does more
                 than to wrap and to listen.
         """
         self.check_observer(name, built)
+        for_backend = getattr(built, "for_backend", None)
+        built = for_backend(self.name) if for_backend else built
         self.plugin.manager.register(built, name=f"{OBSERVER_PREFIX}{name}")
 
     def check_observer(self, name: str, built: object) -> None:

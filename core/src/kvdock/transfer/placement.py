@@ -282,7 +282,14 @@ class Placement:
         pages = codes.reshape(-1, len(self.suffixes))
         lacking = (pages == RetentionAnswer.ABSENT).any(axis=1)
         worst = np.where(lacking, RetentionAnswer.ABSENT, pages.max(axis=1))
-        return cast("OutcomeArray", worst.astype(np.uint8))
+        found = cast("OutcomeArray", worst.astype(np.uint8))
+        if self.channel.observes_pages and asked.expire_at:
+            taken = found == RetentionAnswer.ACCEPTED
+            outcomes = np.where(taken, _OK, _ABSENT).astype(np.uint8)
+            self._notify_pages(
+                Operation.RETAIN, hashes, outcomes, expire_at=asked.expire_at
+            )
+        return found
 
     def ready_to_store(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Wait for the deletion of wrong objects; return which pages have none."""
@@ -386,7 +393,11 @@ class Placement:
         nbytes = good * self.region.page_bytes
         self._notify(transfer.operation, codes, nbytes, began)
         if self.channel.observes_pages:
-            self._notify_pages(transfer.operation, hashes, outcomes)
+            times = transfer.times
+            expire_at = times.asked.expire_at if times is not None else 0
+            self._notify_pages(
+                transfer.operation, hashes, outcomes, expire_at=expire_at
+            )
         return outcomes
 
     def _discard_corrupt(self, keys: Sequence[str], codes: OutcomeArray) -> None:
@@ -408,6 +419,7 @@ class Placement:
         hashes: Sequence[str],
         outcomes: OutcomeArray,
         held_back: str = "",
+        expire_at: int = 0,
     ) -> None:
         event = PagesAnswered(
             backend=self.backend,
@@ -417,6 +429,7 @@ class Placement:
             outcomes=outcomes,
             held_back=held_back,
             slice_name=self.slice_name,
+            expire_at=expire_at,
         )
         self.channel.notify_pages(event)
 

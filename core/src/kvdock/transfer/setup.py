@@ -203,7 +203,7 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
             check_suffixes(
                 name, [(one.pool, one.suffixes, one.region.objects) for one in mine]
             )
-        _announce(backends, plan, dock.provenance())
+        _announce(backends, plan, dock.provenance(), config.max_age_s)
     except BaseException:
         backends.close(core.deadlines.until("close"))
         raise
@@ -289,7 +289,10 @@ def _check_integrity(plan: Plan, asked: Integrity) -> None:
 
 
 def _announce(
-    backends: AttachedBackends, plan: Plan, plugins: Sequence[PluginLoaded]
+    backends: AttachedBackends,
+    plan: Plan,
+    plugins: Sequence[PluginLoaded],
+    max_age_s: float,
 ) -> None:
     for plugin in plugins:
         log.info("%s", plugin)
@@ -331,6 +334,7 @@ def _announce(
                         for name, one in backends.pools.items()
                         if one.placements
                     },
+                    max_age_s=max_age_s,
                 )
             )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.events import requested_by
+from kvdock.events import AUDITED, requested_by
 from kvdock.strict_enum import StrictEnum
 
 if TYPE_CHECKING:
@@ -85,8 +85,13 @@ def note_write(
     cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
     node_id: Any,  # noqa: ANN401 - SGLang's NodeId
 ) -> Any:  # noqa: ANN401 - passed on
-    """Keep a node's extra key and salt while SGLang queues its write."""
+    """Keep a node's extra key and salt while SGLang queues its write.
+
+    What an audit has computed anew is not written.
+    """
     extra_key, salt = cache.tree_core.prefetch_anchor_info(node_id)
+    if (salt or "").startswith(AUDITED):
+        return None
     with _set(_node, (extra_key or "", salt or "")):
         return original(cache, node_id)
 

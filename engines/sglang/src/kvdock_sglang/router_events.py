@@ -20,6 +20,7 @@ import attrs
 import msgspec
 
 from kvdock import Scope
+from kvdock.events import PageHomes
 from kvdock_sglang.pool_names import EnginePool
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class RouterEvents:
     medium: Any = None
     _noted: dict[str, Any] = attrs.field(factory=dict, init=False)
     _announced: dict[str, int] = attrs.field(factory=dict, init=False)
+    _homes: PageHomes = attrs.field(
+        init=False, default=attrs.Factory(lambda one: PageHomes(one.limit), True)
+    )
 
     def place(self, reach: Scope) -> None:
         """Choose the medium by how far others find what is stored."""
@@ -98,17 +102,18 @@ class RouterEvents:
         for page in pages:
             if page.pool != EnginePool.KV:
                 continue
-            if not page.stored:
-                gone = [self._announced.pop(one, None) for one in page.hashes]
-                known = [one for one in gone if one is not None]
-                if known:
-                    yield BlockRemoved(block_hashes=known, medium=self.medium)
-                continue
-            for one in page.hashes:
-                event = self._noted.get(one)
-                if event is not None and one not in self._announced:
-                    _add(self._announced, [(one, event.block_hashes[0])], self.limit)
-                    yield msgspec.structs.replace(event)
+            for stored, _, hashes in self._homes.moved(page, ()):
+                if not stored:
+                    gone = [self._announced.pop(one, None) for one in hashes]
+                    known = [one for one in gone if one is not None]
+                    if known:
+                        yield BlockRemoved(block_hashes=known, medium=self.medium)
+                    continue
+                for one in hashes:
+                    event = self._noted.get(one)
+                    if event is not None:
+                        self._announced[one] = event.block_hashes[0]
+                        yield msgspec.structs.replace(event)
 
 
 class _Apart(list[Any]):

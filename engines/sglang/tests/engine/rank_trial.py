@@ -1,6 +1,6 @@
 """One tensor-parallel rank of all trials over gloo; prints what it saw as JSON.
 
-    rank_trial.py RANK SIZE FOLDER SETTINGS
+    rank_trial.py RANK SIZE FOLDER SETTINGS [TRIAL]
 
 Each rank writes its pools by the engine's threads, fills its memory with other
 bytes, and reads the prefix back; ranks agree by the engine's own reduction.
@@ -110,6 +110,17 @@ def latent_target_divided_by_token(
     return {"pages": found, "equal": equal}
 
 
+def divided_heads(rank: int, _: int, store: dict[str, Any], group: Any) -> Any:
+    """A target of two heads, of which each rank stores one."""
+    target = zoo.mha_host(heads=1)
+    zoo.fill(target, rank)
+    token_ids = controllers.tokens(4 * zoo.PAGE)
+    with controllers.controller({"kv": target}, store, group=group) as made:
+        slots = zoo.slots(target, [0, 1, 2, 3])
+        controllers.back_up(made, slots, token_ids, [])
+    return {}
+
+
 TRIALS = {
     "draft, bare": draft_beside_latent_target,
     "draft, hooked": draft_beside_latent_target,
@@ -125,7 +136,10 @@ def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     settings = json.loads(sys.argv[4])
     found = {}
-    for name, trial in TRIALS.items():
+    trials = TRIALS
+    if sys.argv[5:]:
+        trials = {sys.argv[5]: divided_heads}
+    for name, trial in trials.items():
         width = size if name.startswith("dcp") else 1
         group = controllers.become_rank(rank, size, folder / "gloo", dcp_size=width)
         if name.endswith("hooked"):

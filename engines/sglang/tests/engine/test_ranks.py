@@ -21,12 +21,22 @@ def seen(
     backend: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
     """Run two ranks side by side through all trials; what each of them saw."""
-    folder, given = tmp_path_factory.mktemp("ranks"), json.dumps(backend)
+    return run_ranks(tmp_path_factory.mktemp("ranks"), backend)
+
+
+def run_ranks(
+    folder: Path, backend: dict[str, Any], *trial: str
+) -> list[dict[str, Any]]:
+    """Run two ranks side by side, through all trials or one that is named."""
+    given = json.dumps(backend)
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
     with ExitStack() as stack:
         started = [
             subprocess.Popen(
-                [sys.executable, str(TRIAL), str(rank), "2", str(folder), given],
+                [
+                    *(sys.executable, str(TRIAL), str(rank), "2", str(folder), given),
+                    *trial,
+                ],
                 stdout=stack.enter_context(log.open("w")),
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment.CPU},

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,10 @@ def opened(kit: Any, folder: Path, **more: Any) -> tuple[Any, Any, Any]:
     return cache, allocator, requests
 
 
-def write(kit: Any, folder: Path, tokens: Any) -> None:
-    """Store a prefix from one tree."""
+def write(
+    kit: Any, folder: Path, tokens: Any, then: Callable[[Any], None] | None = None
+) -> None:
+    """Store a prefix from one tree; `then` is called before its storage ends."""
     cache, allocator, requests = opened(kit, folder)
     kit._insert(cache, allocator, requests, tokens)
     fill(allocator, requests, 1)
@@ -65,14 +68,25 @@ def write(kit: Any, folder: Path, tokens: Any) -> None:
     kit._backup_node(cache, leaf)
     kit._write_path_to_l3(cache, leaf)
     kit._flush_l3_backups(cache)
+    if then is not None:
+        then(cache)
     cache.cache_controller.detach_storage_backend()
 
 
-def ask(kit: Any, folder: Path, tokens: Any, **more: Any) -> Any:
+def ask(kit: Any, folder: Path, tokens: Any, name: str = "r", **more: Any) -> Any:
     """Look it up from another one, as the request r does."""
     cache, *_ = opened(kit, folder, **more)
-    kit._consume_prefetch(cache, tokens, CacheRequestHandle("r", 0))
+    kit._consume_prefetch(cache, tokens, CacheRequestHandle(name, 0))
     cache.cache_controller.detach_storage_backend()
+
+
+def drop(cache: Any, pool: str) -> None:
+    """Delete what is stored of a pool, as eviction does."""
+    attached = cache.cache_controller.storage_backend._attachments.attached_pool(pool)
+    placement = attached.attachment[pool].placements[0]
+    nodes = cache.tree_core._node_arena.values()
+    hashes = [one for node in nodes for one in node.hash_value or ()]
+    assert not placement.delete(hashes, time.monotonic() + 60).any()
 
 
 @pytest.mark.parametrize("kit", ["full", "full-swa"], indirect=True)
@@ -159,3 +173,131 @@ def test_a_limit_of_what_is_loaded_at_once(kit: Any, tmp_path: Path) -> None:
     code, said = why(tmp_path, "r")
     assert code == 1
     assert "the engine did not ask: it limits how much is loaded at once." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_what_another_salt_stored(
+    kit: Any, tmp_path: Path, store: dict[str, Any]
+) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    store["salt"] = "one secret"
+    write(kit, tmp_path, tokens)
+    store["salt"] = "two secrets"
+    ask(kit, tmp_path, tokens)
+    code, said = why(tmp_path, "r")
+    assert code == 1
+    assert "it is stored in another namespace (salt_sha256 differs)." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_what_is_older_than_pages_may_be(
+    kit: Any, tmp_path: Path, store: dict[str, Any]
+) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    store["core"]["retention"] = {"max_age": "1 s"}
+    write(kit, tmp_path, tokens)
+    said, end_s = "All 4", time.monotonic() + 60
+    while "All 4" in said:
+        assert time.monotonic() < end_s
+        ask(kit, tmp_path, tokens, name := f"r{time.monotonic_ns()}")
+        said = why(tmp_path, name)[1]
+    assert "lacks page 1 of 4: its time was over: " in said
+
+
+@pytest.mark.parametrize("kit", ["full-swa"], indirect=True)
+def test_a_window_that_is_missing_at_the_end(kit: Any, tmp_path: Path) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens, lambda cache: drop(cache, "swa"))
+    ask(kit, tmp_path, tokens)
+    code, said = why(tmp_path, "r")
+    assert code == 1
+    assert said.startswith("0 of 4 pages could be restored: pool swa lacks page ")
+    assert "it was stored, and made way for other pages since." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_namespace_that_was_cleared(kit: Any, tmp_path: Path) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    write(
+        kit, tmp_path, tokens, lambda one: one.cache_controller.storage_backend.clear()
+    )
+    ask(kit, tmp_path, tokens)
+    assert "lacks page 1 of 4: its namespace was cleared." in why(tmp_path, "r")[1]
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_store_without_room(kit: Any, tmp_path: Path, store: dict[str, Any]) -> None:
+    store["free_space"] = "1000 TiB"
+    store["core"]["calls"] = {"capacity_interval": "100 ms"}
+    said, end_s, first = "", time.monotonic() + 60, 1
+    while "its store was full when it was to be stored." not in said:
+        # How full it is is asked for in the background.
+        assert time.monotonic() < end_s, said
+        tokens = kit._make_seq(first, PAGES)
+        first += 1000
+        write(kit, tmp_path, tokens)
+        ask(kit, tmp_path, tokens, name := f"r{first}")
+        said = why(tmp_path, name)[1]
+        assert "lacks page 1 of 4: " in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        ("put", "lacks page 1 of 4: the call failed."),
+        ("get", "lacks page 1 of 4: the call failed."),
+    ],
+)
+def test_a_call_that_failed(
+    kit: Any, tmp_path: Path, store: dict[str, Any], operation: str, said: str
+) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    store["wrap"] = [{"name": "faults", "kinds": ["drop"], "operations": [operation]}]
+    write(kit, tmp_path, tokens)
+    ask(kit, tmp_path, tokens)
+    assert said in why(tmp_path, "r")[1]
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_load_that_was_too_late(
+    kit: Any, tmp_path: Path, store: dict[str, Any]
+) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens)
+    store["core"]["deadlines"] = {"get": "300 ms", "close": "1 s"}
+    store["wrap"] = [
+        {"name": "faults", "kinds": ["hang"], "operations": ["get"], "hang": "3 s"}
+    ]
+    ask(kit, tmp_path, tokens)
+    said = why(tmp_path, "r")[1]
+    assert "lacks page 1 of 4: the call did not end by its deadline." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_breaker_that_is_open(
+    kit: Any, tmp_path: Path, store: dict[str, Any]
+) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens)
+    store["core"]["breaker"] = {"failures": 1, "backoff": "60 s"}
+    store["wrap"] = [{"name": "faults", "kinds": ["drop"], "operations": ["exists"]}]
+    cache, *_ = opened(kit, tmp_path)
+    for name in ("failed", "held back"):
+        kit._consume_prefetch(cache, tokens, CacheRequestHandle(name, 0))
+    cache.cache_controller.detach_storage_backend()
+    assert "lacks page 1 of 4: the call failed." in why(tmp_path, "failed")[1]
+    said = why(tmp_path, "held back")[1]
+    assert "lacks page 1 of 4: its backend was cut off after failures." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_what_another_tier_has(kit: Any, tmp_path: Path, store: dict[str, Any]) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    del store["plugin"], store["root"]
+    for name, act in (("near", write), ("far", ask)):
+        place = {"plugin": "file", "root": str(tmp_path / name)}
+        store |= {"backends": {name: place}, "tiers": [name]}
+        act(kit, tmp_path, tokens)
+    said = why(tmp_path, "r")[1]
+    assert "lacks page 1 of 4: it is stored in a tier that was not asked." in said

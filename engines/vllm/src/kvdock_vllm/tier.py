@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvdock import Attachment, Outcome, TransferFuture, TransferManager
 from kvdock.errors import KvdockError
-from kvdock.events import requested_by
+from kvdock.events import AUDITED, PageHomes, requested_by
 from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
@@ -126,6 +126,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._core = handover.settings.core
         self._jobs: list[_Job] = []
         self._events: StoredKeys | None = None
+        self._homes = PageHomes(self._core.page_events)
         self._lookups = _Lookups(self)
         self._attachment: Attachment | None = None
         handover.tier = self
@@ -154,10 +155,9 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
         }
         self._events = _events(self._handover, self._spec, names)
-        self._placements = {
-            (name, one.backend): one
+        self._tiers = {
+            name: {one.backend: one for one in pool.placements}
             for name, pool in attachment.pools_by_name.items()
-            for one in pool.placements
         }
 
     @property
@@ -168,10 +168,13 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def _split(
         self, keys: Sequence[OffloadKey], req_context: ReqContext
     ) -> dict[str, _Part]:
-        """Return pool name to the keys of that pool; nothing for unknown adapters."""
+        """Return pool name to the keys of that pool.
+
+        Nothing for unknown adapters, and for what an audit has computed anew.
+        """
         adapter = self._adapters.of(req_context.req_id)
         parts: dict[str, _Part] = {}
-        if adapter == UNKNOWN:
+        if adapter == UNKNOWN or AUDITED in req_context.req_id:
             return parts
         for position, key in enumerate(keys):
             name = self._names[key[-GROUP_BYTES:]]
@@ -270,16 +273,20 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         if self._events is None:
             return
         for event in self._attached.take_page_events():
-            placement = self._placements[event.pool, event.backend]
-            yield OffloadingEvent(
-                keys=self._events.keys(event.pool, event.hashes),
-                medium=self.medium,
-                removed=not event.stored,
-                locality=Locality.REMOTE if placement.remote else Locality.LOCAL,
-                ownership=event.backend,
-                # vLLM keeps what it knows of a page until its removal is reported.
-                removal_expected=event.stored and placement.reports_removal,
-            )
+            tiers = self._tiers[event.pool]
+            reported = all(one.reports_removal for one in tiers.values())
+            remote_tiers = {name for name, one in tiers.items() if one.remote}
+            moved = self._homes.moved(event, remote_tiers)
+            for stored, remote, hashes in moved:
+                # Without `ownership`: Dynamo drops events of owners it does not know.
+                yield OffloadingEvent(
+                    keys=self._events.keys(event.pool, hashes),
+                    medium=self.medium,
+                    removed=not stored,
+                    locality=Locality.REMOTE if remote else Locality.LOCAL,
+                    # vLLM keeps what it knows of a page until its removal is reported.
+                    removal_expected=stored and reported,
+                )
 
     def has_pending_work(self) -> bool:
         """Return whether vLLM has to go on asking for ended jobs."""

@@ -257,11 +257,15 @@ def test_a_running_server_is_asked_why_and_audited(
         assert code == 1
         assert found["verdict"].startswith("The prompt is one token short of a page")
         server.reset()
+        stored = server.keys("put")
         code, found = kvdock("audit", server.url, "--prompts", given, "--rate", 100)
         assert code == 0, found
         assert (found["engine"], found["restored"]) == ("vllm", 2)
         assert found["restored_tokens"] >= 2 * 64
         assert found["largest"] < 1e-3
+        # What was computed anew is not stored: the next prompt's pages are the next.
+        server.complete([11 * one % 200 + 5 for one in range(96)])
+        assert server.keys_soon("put", stored + 3) == stored + 3
         server.reset()
         code, found = kvdock(*why, given.with_name("one"))  # no such file
         assert code == 2
