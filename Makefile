@@ -121,9 +121,6 @@ bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone, boto3 and NI
 bench-tiers: $(STAMP) ## Replay a load over memory, disk and a slow far tier, beside what bounds it.
 	@$(BIN)/python benchmarks/tier_replay.py $(ARGS)
 
-simulate: $(STAMP) ## Say for hosts and sizes of tiers what is loaded from where, without stores.
-	@$(BIN)/python benchmarks/tier_model.py $(ARGS)
-
 check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, from npm.
 	@PYTHON=$(BIN)/python bash plugins/s3/tests/npm_servers.sh $(ARGS)
 

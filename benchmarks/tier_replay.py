@@ -8,14 +8,14 @@ and the rest is stored, through an `Attachment` over three instances of the file
 backend: memory, disk and far, with room for 2, 10 and 100 % of the different blocks.
 The far one moves 200 MB/s and takes 5 ms more for each batch. Beside the chain stand
 
-- a simulation with the same sizes and rules (`tier_model`), for the hits;
+- a simulation with the same sizes and rules (`kvdock simulate`), for the hits;
 - the far tier alone, for the time of all loads;
 - an oracle: the same pages are loaded once more, each from the tier that had it,
   without a lookup, in turns before and after the chain;
 - near hits while the far tier answers, and while it hangs and its breaker is open.
 
 By default a sample of the load is replayed; `--full` takes all of it. Traces are as in
-`eviction_loads`. The ratios are compared with their goals; the last line is one JSON
+`kvdock simulate`. The ratios are compared with their goals; the last line is one JSON
 object.
 """
 
@@ -38,8 +38,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 from eviction import SHARED_MEMORY
-from eviction_loads import GENERATED, Load, read_trace
-from tier_model import TIERS, TierModel, simulate
+from eviction_loads import GENERATED
 
 from kvdock import (
     Attachment,
@@ -58,10 +57,13 @@ from kvdock.config import CoreSettings, Deadlines, read_tiers
 from kvdock.events import BatchEnded, PagesCopied
 from kvdock.plugin import PoolStore, StoreWrapper, wrapped_plugin
 from kvdock.pools import Part
+from kvdock_cli.simulation.hosts import Hosts, serve
+from kvdock_cli.simulation.traces import Trace, read_trace
 
 if TYPE_CHECKING:
     from kvdock import AttachConfig, Manifest
 
+TIERS = ("memory", "disk", "far")
 SHARES = (0.02, 0.1, 1.0)
 SAMPLE_REQUESTS = 150
 PAGE_BYTES = 4096
@@ -233,7 +235,7 @@ class Times:
 
 
 def replay(
-    load: Load, cache: Attachment, label: str, counts: Counts, *, oracle: bool
+    load: Trace, cache: Attachment, label: str, counts: Counts, *, oracle: bool
 ) -> Times:
     """Replay a load; copies are made before the next request.
 
@@ -375,7 +377,7 @@ def main() -> None:
             settings_of({name: Path(near) / f"n{name}" for name in TIERS}, capacities)
         )
     tiers = read_tiers([*TIERS])
-    model = simulate(load, TierModel(tiers, [*capacities.values()], load.unique))
+    model = serve(load, Hosts(tiers, [*capacities.values()], load.unique))
     ratios = {
         "hits_of_simulation": chain.loaded / max(1, model.asked - model.computed),
         "load_time_of_far_alone": chain.loads_s / far.loads_s,
