@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from kvdock.batch import Operation
+from kvdock import Operation
 from kvdock.journal import read_journal
 from kvdock_cli.output import UsageProblem
 
