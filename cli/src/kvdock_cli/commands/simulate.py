@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import attrs
-
 from kvdock.config import read_tiers
 from kvdock.errors import KvdockError
 from kvdock.units import parse_bytes
@@ -77,40 +75,42 @@ def simulate(  # noqa: PLR0913 - one option each
         for one in sizes
         for size in _each(one, len(rules))
     ]
-    about = report.Simulation(
-        trace=given.name,
-        requests=len(given.requests),
-        blocks=given.blocks,
-        unique_bytes=given.unique * block_bytes,
-        seconds=len(given.requests) / rate if rate else given.seconds,
-        spread=spread,
-        rows=(),
-    )
+    seconds = len(given.requests) / rate if rate else given.seconds
     rows = []
     with progress.shown("simulating", len(swept) * len(given.requests)) as bar:
         for size, count in swept:
             rooms = [_room(one, given.unique, block_bytes) for one in size.split(":")]
             served = Hosts(rules, rooms, given.unique, count)
             serve(given, served, by_prefix=spread == "prefix", served=bar.advance)
-            moved = dict(zip([one.backend for one in rules], served.moved, strict=True))
-            rows.append(
-                report.Row(
-                    hosts=count,
-                    sizes=size,
-                    hits=served.hits,
-                    tiers={
-                        name: report.TierRow(
-                            share=one.loaded / served.asked,
-                            read_bytes=one.loaded * block_bytes,
-                            written_bytes=one.written * block_bytes,
-                        )
-                        for name, one in moved.items()
-                    },
-                    saved_s=(served.asked - served.computed) * block_tokens / prefill,
-                    computed_s=served.computed * block_tokens / prefill,
+            tiers_of = {
+                rule.backend: report.TierRow(
+                    share=one.loaded / served.asked,
+                    read_bytes=one.loaded * block_bytes,
+                    written_bytes=one.written * block_bytes,
+                    read_bytes_per_s=_rate(one.loaded * block_bytes, seconds),
+                    written_bytes_per_s=_rate(one.written * block_bytes, seconds),
                 )
+                for rule, one in zip(rules, served.moved, strict=True)
+            }
+            computed_s = served.computed * block_tokens / prefill
+            row = report.Row(
+                hosts=count,
+                sizes=size,
+                hits=served.hits,
+                tiers=tiers_of,
+                saved_s=served.asked * block_tokens / prefill - computed_s,
+                computed_s=computed_s,
             )
-    about = attrs.evolve(about, rows=tuple(rows))
+            rows.append(row)
+    about = report.Simulation(
+        trace=given.name,
+        requests=len(given.requests),
+        blocks=given.blocks,
+        unique_bytes=given.unique * block_bytes,
+        seconds=seconds,
+        spread=spread,
+        rows=tuple(rows),
+    )
     if picture:
         try:
             picture.write_text(report.picture(about), "utf-8")
@@ -119,6 +119,10 @@ def simulate(  # noqa: PLR0913 - one option each
                 f"{picture} cannot be written: {error.strerror or error}"
             ) from error
     return emit(report.as_text(about, style_of()), report.as_data(about), as_json=json)
+
+
+def _rate(nbytes: int, seconds: float) -> float | None:
+    return nbytes / seconds if seconds else None
 
 
 def _count(text: str) -> int:
