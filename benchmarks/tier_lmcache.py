@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 PAGE_BYTES = 64 << 10
 MEMORY_PAGES, DISK_PAGES = 4096, 16384
 REQUESTS = 150
+PART = 256
+"""Pages that LMCache is asked for at once: its memory must have room for them beside
+those that are written to disk, or it waits for ever."""
 WAIT_S = 600.0
 
 Memory = npt.NDArray[np.uint8]
@@ -137,27 +140,40 @@ class LMCache:
         keys = self._keys(blocks)
         _, mapping = self.manager.batched_contains(keys)
         row = 0
-        for backend, some in mapping.items():
-            for found in self.manager.batched_get(some, location=backend):
+        parts = [
+            (backend, some[start : start + PART])
+            for backend, some in mapping.items()
+            for start in range(0, len(some), PART)
+        ]
+        for backend, some in parts:
+            objects = self.manager.batched_get(some, location=backend)
+            whole = row + len(some)
+            for found in objects:
                 if found is None:
-                    return row
-                flat = found.tensor.view(self.torch.uint8).reshape(-1).numpy()
-                self.memory[row] = flat
+                    continue
+                if row < whole:
+                    flat = found.tensor.view(self.torch.uint8).reshape(-1).numpy()
+                    self.memory[row] = flat
+                    row += 1
                 found.ref_count_down()
-                row += 1
+            if row < whole:
+                break
         return row
 
     def store(self, blocks: list[int], first: int) -> None:
         """Copy the engine's rows to memory of its own, and hand them over."""
-        objects = self.manager.batched_allocate(
-            self._shape, self.torch.float16, len(blocks), self._format
-        )
-        if objects is None:
-            return
-        for at, one in enumerate(objects):
-            flat = one.tensor.view(self.torch.uint8).reshape(-1).numpy()
-            flat[:] = self.memory[first + at]
-        self.manager.batched_put(self._keys(blocks), objects)
+        for start in range(0, len(blocks), PART):
+            some = blocks[start : start + PART]
+            objects = []
+            for at in range(first + start, first + start + len(some)):
+                # As its engine does: in one call it evicts nothing but layers.
+                one = self.manager.allocate(
+                    self._shape, self.torch.float16, self._format
+                )
+                flat = one.tensor.view(self.torch.uint8).reshape(-1).numpy()
+                flat[:] = self.memory[at]
+                objects.append(one)
+            self.manager.batched_put(self._keys(some), objects)
 
     def wait(self) -> None:
         """Wait until nothing waits to be written to disk."""
