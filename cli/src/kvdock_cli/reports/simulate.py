@@ -10,6 +10,7 @@ import attrs
 from kvdock.units import format_bytes
 from kvdock_cli.reports._style import PLAIN, Style, Tone
 from kvdock_cli.reports._tables import Cell, paragraph, plain, table
+from kvdock_cli.reports._tables import Row as Cells
 
 SCHEMA = "kvdock.simulate/1"
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
@@ -90,7 +91,7 @@ def as_text(found: Simulation, style: Style = PLAIN) -> str:
     tiers = [one.upper() for one in found.rows[0].tiers]
     carried = (f"{tiers[-1]} READ", f"{tiers[-1]} WRITTEN")
     heads = ("HOSTS", "SIZES", "HITS", *tiers, *carried, "SAVED")
-    rows = [
+    rows: list[Cells] = [
         (
             str(one.hosts),
             Cell(one.sizes, Tone.STRONG),

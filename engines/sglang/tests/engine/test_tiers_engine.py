@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import lives
-import psutil
+import psutil  # type: ignore[import-untyped]  # types are not installed
 import pytest
 import tiny_models
 import torch
@@ -53,7 +53,7 @@ def loads(folder: Path) -> Counter[tuple[str, str]]:
 
 
 def world_of(
-    tmp_path: Path, model: str, far: dict[str, Any] | None = None, **engine: object
+    tmp_path: Path, model: str, far: dict[str, Any] | None = None, **engine: Any
 ) -> lives.World:
     """Return an engine over a near tier and a far one, with a journal."""
     tiny = tiny_models.MODELS[model]
@@ -90,7 +90,7 @@ def test_prompts_are_restored_from_far_and_then_from_near(
     model: str, sidecar: str, tmp_path: Path
 ) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
-    drafted: dict[str, object] = {}
+    drafted: dict[str, Any] = {}
     if sidecar == "draft":
         path = tiny_models.make(model, tmp_path / "of the draft")
         drafted = {**DRAFTED, "speculative_draft_model_path": str(path)}
