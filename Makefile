@@ -121,8 +121,9 @@ bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone, boto3 and NI
 bench-tiers: $(STAMP) ## Replay a load over memory, disk and a slow far tier, beside what bounds it.
 	@$(BIN)/python benchmarks/tier_replay.py $(ARGS)
 
-simulate: $(STAMP) ## Say for hosts and sizes of tiers what is loaded from where, without stores.
-	@$(BIN)/python benchmarks/tier_model.py $(ARGS)
+LMCACHE ?= python3
+bench-tiers-lmcache: ## Measure memory and disk beside LMCache's (LMCACHE=a Python that has both).
+	@$(LMCACHE) benchmarks/tier_lmcache.py $(ARGS)
 
 check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, from npm.
 	@PYTHON=$(BIN)/python bash plugins/s3/tests/npm_servers.sh $(ARGS)

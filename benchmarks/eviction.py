@@ -10,7 +10,7 @@ requests. Quotas are shares of the load's different blocks.
 
 By default the loads are generated, and of a trace the first requests are taken: a
 sample that takes minutes. `--full` replays more of the generated loads and whole
-traces. Traces are JSON lines with `hash_ids` or `ranges` (see `eviction_loads`).
+traces. Traces are JSON lines with `hash_ids` or `ranges` (see `kvdock_cli.simulation`).
 Progress goes to stderr; the last line is one JSON object.
 """
 
@@ -31,12 +31,13 @@ from typing import Any
 
 import attrs
 import numpy as np
-from eviction_loads import GENERATED, Load, read_trace
+from eviction_loads import GENERATED
 from eviction_policies import POLICIES, Replayed
 
 from kvdock import Attachment, Dock, Namespace, PoolSpec, Region, Shard
 from kvdock.config import CoreSettings, Deadlines
 from kvdock.pools import Part
+from kvdock_cli.simulation.traces import Trace, read_trace
 
 QUOTAS = (0.02, 0.05, 0.1, 0.25, 0.5)
 SAMPLE_REQUESTS = 1500
@@ -133,7 +134,7 @@ def counted_metadata() -> Iterator[Counter[str]]:
             setattr(os, name, call)
 
 
-def replay_store(load: Load, case: Case, label: str) -> Replayed:
+def replay_store(load: Trace, case: Case, label: str) -> Replayed:
     """Replay a load through an attachment.
 
     Args:
@@ -163,7 +164,7 @@ def replay_store(load: Load, case: Case, label: str) -> Replayed:
 
 
 def measure(
-    load: Load, quota: float, folder: Path | None, eviction: str, policies: list[str]
+    load: Trace, quota: float, folder: Path | None, eviction: str, policies: list[str]
 ) -> Any:  # noqa: ANN401 - a row of JSON
     """Replay one load at one quota; print and return what was restored."""
     capacity = max(LEAST_SLOTS * SEGMENTS, int(quota * load.unique))

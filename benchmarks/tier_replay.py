@@ -5,17 +5,20 @@ Usage: python benchmarks/tier_replay.py [--trace FILE] [--requests N] [--full]
 
 Each request is a prefix of blocks of 4 KiB: it is looked up, what is there is loaded,
 and the rest is stored, through an `Attachment` over three instances of the file
-backend: memory, disk and far, with room for 2, 10 and 100 % of the different blocks.
+backend: memory, disk and far, with room for 2, 10 and 100 % of the load's different
+blocks.
 The far one moves 200 MB/s and takes 5 ms more for each batch. Beside the chain stand
 
-- a simulation with the same sizes and rules (`tier_model`), for the hits;
+- a simulation with the same sizes and rules (`kvdock simulate`), for the hits;
 - the far tier alone, for the time of all loads;
 - an oracle: the same pages are loaded once more, each from the tier that had it,
   without a lookup, in turns before and after the chain;
 - near hits while the far tier answers, and while it hangs and its breaker is open.
 
-By default a sample of the load is replayed; `--full` takes all of it. Traces are as in
-`eviction_loads`. The ratios are compared with their goals; the last line is one JSON
+By default the first requests are replayed, over tiers of the size that the whole load
+has: with tiers of a sample's size, the nearest would be smaller than a request.
+`--full` replays all of them. Traces are as in
+`kvdock simulate`. The ratios are compared with their goals; the last line is one JSON
 object.
 """
 
@@ -30,7 +33,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,8 +41,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 from eviction import SHARED_MEMORY
-from eviction_loads import GENERATED, Load, read_trace
-from tier_model import TIERS, TierModel, simulate
+from eviction_loads import GENERATED
 
 from kvdock import (
     Attachment,
@@ -58,16 +60,19 @@ from kvdock.config import CoreSettings, Deadlines, read_tiers
 from kvdock.events import BatchEnded, PagesCopied
 from kvdock.plugin import PoolStore, StoreWrapper, wrapped_plugin
 from kvdock.pools import Part
+from kvdock_cli.simulation.hosts import Hosts, serve
+from kvdock_cli.simulation.traces import Trace, read_trace
 
 if TYPE_CHECKING:
     from kvdock import AttachConfig, Manifest
 
+TIERS = ("memory", "disk", "far")
 SHARES = (0.02, 0.1, 1.0)
-SAMPLE_REQUESTS = 150
+SAMPLE_REQUESTS = 1000
 PAGE_BYTES = 4096
 FAR_BYTES_S = 200e6
 FAR_S = 0.005
-NEAR_TURNS = 100
+NEAR_TURNS = 300
 RECORD_BYTES = 72
 """What the index file of a segment has for each page."""
 HEADER_BYTES = 128
@@ -177,6 +182,7 @@ def attached(
     counts: Counts,
     throttle: Throttle | None = None,
     deadline_s: float = 600.0,
+    memory: npt.NDArray[np.uint8] | None = None,
 ) -> Iterator[Attachment]:
     """Attach one pool over tiers, near first.
 
@@ -186,6 +192,7 @@ def attached(
         counts: Is told what happens.
         throttle: Around the tier "far", where it is given.
         deadline_s: Of each call: what a busy machine delays is not a miss.
+        memory: The engine's, with a row for each page; without it some is made.
     """
     dock = Dock.load(only=[*settings], settings=settings, environ={})
     backends = dict(dock.backends)
@@ -202,7 +209,8 @@ def attached(
         page_tokens=16,
         anchor=True,
     )
-    memory = np.ones((longest, PAGE_BYTES), np.uint8)
+    if memory is None:
+        memory = np.ones((longest, PAGE_BYTES), np.uint8)
     plan = dock.plan([pool], Shard(), tiers=[*settings], settings=settings)
     regions = {"kv": Region.of(pool, Shard(), [memory], longest)}
     core = CoreSettings(
@@ -233,7 +241,7 @@ class Times:
 
 
 def replay(
-    load: Load, cache: Attachment, label: str, counts: Counts, *, oracle: bool
+    load: Trace, cache: Attachment, label: str, counts: Counts, *, oracle: bool
 ) -> Times:
     """Replay a load; copies are made before the next request.
 
@@ -307,37 +315,47 @@ def _load_from(
     return time.perf_counter() - began_s
 
 
-def near_times(settings: Mapping[str, Mapping[str, object]]) -> tuple[float, float]:
-    """Return the time of near hits beside a far tier that answers, and that hangs."""
-    counts, throttle = Counts(), Throttle()
+def near_times(
+    settings: Mapping[str, Mapping[str, Mapping[str, object]]],
+) -> tuple[float, float]:
+    """Return the time of near hits beside a far tier that answers, and that hangs.
+
+    Two chains take turns, so that other work on the machine meets both.
+
+    Args:
+        settings: Those of the tiers of the chain "answers", and of "hangs".
+    """
     names = [f"{block:016x}" for block in range(1 << 40, (1 << 40) + 64)]
     pages = np.arange(len(names))
-    with attached(settings, len(names), counts, throttle, 2.0) as cache:
-        cache.put(names, {"kv": pages})
-        cache.wait_idle(600)
-
-        def quartile_s() -> float:
-            taken = []
-            for _ in range(NEAR_TURNS):
+    throttles = {name: Throttle() for name in settings}
+    taken: dict[str, list[float]] = {name: [] for name in settings}
+    with ExitStack() as stack:
+        caches = {}
+        for name, own in settings.items():
+            chain = attached(own, len(names), Counts(), throttles[name], 2.0)
+            caches[name] = stack.enter_context(chain)
+            caches[name].put(names, {"kv": pages})
+            caches[name].wait_idle(600)
+        hanging = throttles["hangs"]
+        stack.callback(hanging.released.set)
+        stack.callback(hanging.hangs.clear)
+        hanging.hangs.set()
+        while caches["hangs"].breakers()["far"][Operation.EXISTS] != "open":
+            caches["hangs"].exists([*names, "f" * 16])
+        for turn in range(NEAR_TURNS):
+            for name in list(caches)[:: 1 if turn % 2 else -1]:
                 began_s = time.perf_counter()
-                found = cache.exists(names).best
-                loaded = cache.get(names, {"kv": pages}).pages
-                taken.append(time.perf_counter() - began_s)
+                found = caches[name].exists(names).best
+                loaded = caches[name].get(names, {"kv": pages}).pages
+                taken[name].append(time.perf_counter() - began_s)
                 if (found, loaded) != (len(names), len(names)):
                     raise SystemExit("a near page was not loaded")
-            # The quicker ones: other work on the machine only adds.
-            return statistics.quantiles(taken)[0]
-
-        quartile_s()  # warm
-        alone_s = quartile_s()
-        throttle.hangs.set()
-        while cache.breakers()["far"][Operation.EXISTS] != "open":
-            cache.exists([*names, "f" * 16])
-        beside_s = quartile_s()
-        throttle.hangs.clear()
-        throttle.released.set()
-        alone_s = min(alone_s, quartile_s())
-    return alone_s, beside_s
+    # The quicker ones: other work on the machine only adds. The first ones warm up.
+    quartiles = {
+        name: statistics.quantiles(one[NEAR_TURNS // 10 :])[0]
+        for name, one in taken.items()
+    }
+    return quartiles["answers"], quartiles["hangs"]
 
 
 def main() -> None:
@@ -348,11 +366,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=SAMPLE_REQUESTS)
     parser.add_argument("--dir", type=Path, default=None, help="of disk and far")
     args = parser.parse_args()
-    most = 0 if args.full else args.requests
-    if args.trace:
-        load = read_trace(args.trace, most)
-    else:
-        load = GENERATED["conversations"](most or 6000)
+    load = read_trace(args.trace) if args.trace else GENERATED["conversations"](6000)
+    if not args.full:
+        load = attrs.evolve(load, requests=load.requests[: args.requests])
     longest = max(map(len, load.requests))
     rooms = [max(LEAST_PAGES, int(share * load.unique) + 1) for share in SHARES]
     capacities = dict(zip(TIERS, rooms, strict=True))
@@ -371,11 +387,17 @@ def main() -> None:
         only = settings_of({"far": Path(folder) / "alone"}, capacities)
         with attached(only, longest, alone, Throttle()) as cache:
             far = replay(load, cache, "far alone", alone, oracle=False)
+        small = dict.fromkeys(TIERS, LEAST_PAGES)
         normal_s, hanging_s = near_times(
-            settings_of({name: Path(near) / f"n{name}" for name in TIERS}, capacities)
+            {
+                one: settings_of(
+                    {name: Path(near) / one / name for name in TIERS}, small
+                )
+                for one in ("answers", "hangs")
+            }
         )
     tiers = read_tiers([*TIERS])
-    model = simulate(load, TierModel(tiers, [*capacities.values()], load.unique))
+    model = serve(load, Hosts(tiers, [*capacities.values()], load.unique))
     ratios = {
         "hits_of_simulation": chain.loaded / max(1, model.asked - model.computed),
         "load_time_of_far_alone": chain.loads_s / far.loads_s,

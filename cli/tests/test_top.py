@@ -20,6 +20,7 @@ from kvdock.events import (
     CallsBehind,
     Event,
     Origin,
+    PagesCopied,
     PagesHeld,
     PagesRestored,
     PoolRouted,
@@ -101,9 +102,41 @@ def test_two_looks_make_rates_and_a_restart_makes_none() -> None:
     assert report.view_of("u", before, now, 2.0).backends[0].read_per_s == 0
 
 
+def copied(target: str, queued_bytes: int = 0, **outcomes: int) -> PagesCopied:
+    return PagesCopied(
+        pool="kv", source="file", target=target, promoted=False, outcomes=outcomes,
+        nbytes=0, queued_bytes=queued_bytes,
+    )  # fmt: skip
+
+
+TIERS = (
+    *GOOD,
+    copied("disk", copied=5),
+    copied("far", GIB, copied=2, dropped=3, gone=1, present=7),
+)
+
+
+def test_tiers_show_loads_copies_drops_and_what_waits() -> None:
+    before, now = Samples(exposed(*TIERS)), Samples(exposed(*TIERS, *TIERS))
+    near, disk, far = report.view_of("u", before).tiers
+    assert (near.tier, near.loaded, near.copied) == ("file", 6, 0)
+    assert (disk.copied, disk.lost, disk.queued_bytes) == (10, {}, 0)
+    assert (far.copied, far.lost) == (4, {"dropped": 6, "gone": 2})
+    assert far.queued_bytes == 2 * GIB
+    shown = report.as_text(report.view_of("u", now, before, 2.0))
+    assert [" ".join(line.split()) for line in shown.splitlines()[-4:]] == [
+        "TIER LOADED COPIED TO IT NOT COPIED QUEUE",
+        "file 12 0.0/s - 0 B",
+        "disk 0 5.0/s - 0 B",
+        "far 0 2.0/s 12 dropped, 4 gone 2.0 GiB",
+    ]
+    # Without tiers there is no such table.
+    assert "TIER" not in report.as_text(report.view_of("u", Samples(exposed(*GOOD))))
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_view_fits(width: int) -> None:
-    view = report.view_of("u", Samples(exposed(*BAD)))
+    view = report.view_of("u", Samples(exposed(*BAD, *TIERS)))
     check_fits(report.as_text(view), report.as_text(view, Style(width)), width)
 
 

@@ -37,8 +37,8 @@ ALLOWED = {
     ("sessions.py", "kvdock.resilience.executor"),
     ("direct.py", "kvdock.geometry.matching"),
     ("eviction_policies.py", "kvdock_segments.reuse"),
-    ("tier_model.py", "kvdock_segments.reuse"),
-    ("tier_model.py", "kvdock.tiers.uses"),
+    ("hosts.py", "kvdock_segments.reuse"),
+    ("hosts.py", "kvdock.tiers.uses"),
 }
 SNAPSHOT = Path(__file__).with_name("public-api.txt")
 

@@ -152,7 +152,7 @@ class PagesCopied:
             the source, "failed" to be stored, "dropped" because too much waits, or
             "incomplete": of an anchor whose sidecar was not copied.
         nbytes: Bytes of the pages that were copied.
-        queued_bytes: Bytes of the pages that wait to be copied.
+        queued_bytes: Bytes of the pages that wait to be copied to the target.
     """
 
     pool: str

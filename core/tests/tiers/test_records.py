@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from shelf import Shelf, patient
-from tiered import NAMES, Tiers
+from shelf import Shelf, patient, until
+from tiered import NAMES, WHERE, Tiers, held_by
 
-from kvdock.batch import BatchResult, Outcome
+from kvdock.batch import BatchResult, Operation, Outcome
 from kvdock.events import PageEvent, requested_by
 from kvdock.journal import Cause, RequestAnswer, explain, read_journal
 from kvdock.journal.observer import Journal, JournalSettings
@@ -104,13 +105,31 @@ def test_metrics_count_copies_by_tier_and_loads_where_they_came_from() -> None:
     copied = {"pool": "kv", "source": "near", "target": "far"}
     assert value("kvdock_copied_pages_total", outcome="copied", **copied) == 6
     assert value("kvdock_copied_bytes_total", **copied) == 6 * near_page(tiers)
-    assert value("kvdock_copy_queue_bytes") == 0
+    assert value("kvdock_copy_queue_bytes", target="far") == 0
     loads = {"pool": "kv", "operation": "get"}
     assert value("kvdock_bytes_total", backend="near", **loads) == 0, "a copy's"
     near.objects.clear()
     assert tiers.get() == 6
     assert value("kvdock_keys_total", backend="far", outcome="ok", **loads) == 6
     assert value("kvdock_bytes_total", backend="far", **loads) == 6 * near_page(tiers)
+    tiers.cache.close()
+
+
+def test_what_waits_to_be_copied_is_counted_by_tier() -> None:
+    gate = threading.Event()
+    near, disk, far = Shelf("near"), Shelf("disk"), Shelf("far")
+    far.trouble = held_by(gate, Operation.PUT)
+    tiers = Tiers((near, disk, far))
+    page = near_page(tiers)
+    for name, where in zip(NAMES[:3], WHERE, strict=False):
+        tiers.put([name], [where])
+    listener = tiers.listener
+    until(lambda: sum(one.target == "disk" for one in listener.copies) == 3)
+    assert [one.queued_bytes for one in listener.copies][-1] == 0
+    gate.set()
+    tiers.settle()
+    to_far = [one.queued_bytes for one in listener.copies if one.target == "far"]
+    assert to_far == [2 * page, page, 0]
     tiers.cache.close()
 
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 SCHEMA = "kvdock.top/1"
 
 _KEYS, _BYTES = "kvdock_keys_total", "kvdock_bytes_total"
+_COPIED = "kvdock_copied_pages_total"
 _BREAKERS = ("closed", "half-open", "open")
 _BROKEN = ("corrupt", "short", "long")
+_LOST = ("dropped", "failed", "gone")
 _FULL = 0.95
 
 
@@ -55,6 +57,18 @@ class BackendView:
 
 
 @attrs.frozen(kw_only=True)
+class TierView:
+    """One of several tiers: pages loaded from it, and copied or not copied to it."""
+
+    tier: str
+    loaded: float
+    copied: float
+    copied_per_s: float | None
+    lost: Mapping[str, float]
+    queued_bytes: float
+
+
+@attrs.frozen(kw_only=True)
 class View:
     """Everything, and the seconds over which rates were taken."""
 
@@ -62,6 +76,7 @@ class View:
     seconds: float
     pools: tuple[PoolView, ...]
     backends: tuple[BackendView, ...]
+    tiers: tuple[TierView, ...] = ()
 
 
 def view_of(
@@ -121,9 +136,23 @@ def view_of(
             limit_bytes=fill["limit"],
         )
 
+    def tier_of(tier: str) -> TierView:
+        copied = {"target": tier, "outcome": "copied"}
+        lost = {one: now.total(_COPIED, target=tier, outcome=one) for one in _LOST}
+        return TierView(
+            tier=tier,
+            loaded=now.total(_KEYS, backend=tier, operation="get", outcome="ok"),
+            copied=now.total(_COPIED, **copied),
+            copied_per_s=rate(_COPIED, **copied),
+            lost={one: pages for one, pages in lost.items() if pages},
+            queued_bytes=now.total("kvdock_copy_queue_bytes", target=tier),
+        )
+
+    sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
     return View(
         source=source,
         seconds=seconds,
+        tiers=tuple(map(tier_of, dict.fromkeys((*sources, *targets)))),
         pools=tuple(map(pool_of, now.values("pool", (_KEYS, "kvdock_pool_enabled")))),
         backends=tuple(
             map(backend_of, now.values("backend", (_KEYS, "kvdock_breaker_state")))
@@ -149,7 +178,24 @@ def as_text(view: View, style: Style = PLAIN) -> str:
         fold=["BREAKERS"],
         drop=["HELD", "ABANDONED"],
     )
+    if view.tiers:
+        heads = ("TIER", "LOADED", "COPIED TO IT", "NOT COPIED", "QUEUE")
+        lines += ["", *table(heads, list(map(_tier_row, view.tiers)), style)]
     return "\n".join(lines)
+
+
+def _tier_row(one: TierView) -> Row:
+    copied = f"{one.copied:.0f}"
+    if one.copied_per_s is not None:
+        copied = f"{one.copied_per_s:.1f}/s"
+    lost = ", ".join(f"{pages:.0f} {why}" for why, pages in one.lost.items())
+    return (
+        Cell(one.tier, Tone.STRONG),
+        f"{one.loaded:.0f}",
+        copied,
+        Cell(lost or "-", Tone.WARNING if lost else None),
+        format_bytes(one.queued_bytes),
+    )
 
 
 def _pool_row(one: PoolView) -> Row:

@@ -217,7 +217,7 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_copy_queue_bytes", gauge,
-            "Bytes of pages that wait to be copied between tiers.",
+            "Bytes of pages that wait to be copied to a tier.", ("target",),
         ),
         Metric("kvdock_requests_total", counter, "Requests of peers.", ("outcome",)),
         Metric(
@@ -419,7 +419,8 @@ class EventMetrics(ABC):
             self._add("kvdock_copied_pages_total", pages, *where, outcome, *whose)
         if event.nbytes:
             self._add("kvdock_copied_bytes_total", event.nbytes, *where, *whose)
-        self._set("kvdock_copy_queue_bytes", event.queued_bytes, *whose)
+        queue = "kvdock_copy_queue_bytes"
+        self._set(queue, event.queued_bytes, event.target, *whose)
 
     def _count_restored(self, event: events.PagesRestored, whose: Whose) -> None:
         for pool, pages in event.pages.items():

@@ -104,6 +104,7 @@ class Copier:
         self._busy: set[str] = set()
         self._waiting: set[tuple[str, str, str]] = set()
         self._queued_bytes = 0
+        self._queued_to: Counter[str] = Counter()  # the same by tier
         self._lacking: dict[str, dict[str, None]] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -127,6 +128,7 @@ class Copier:
             dropped = self._closed or full or self._paused > 0
             if not dropped:
                 self._queued_bytes += copy.nbytes
+                self._queued_to[copy.target.backend] += copy.nbytes
                 self._waiting.update((*lane, one) for one in new)
                 self._lanes.setdefault(copy.target.backend, deque()).append(copy)
                 self._start_thread()
@@ -208,6 +210,7 @@ class Copier:
         lane = copy.pool.name, copy.target.backend
         self._waiting.difference_update((*lane, one) for one in copy.hashes)
         self._queued_bytes -= copy.nbytes
+        self._queued_to[copy.target.backend] -= copy.nbytes
 
     def _start_thread(self) -> None:
         """Start one more thread, if one may find work; with the lock held."""
@@ -395,7 +398,7 @@ class Copier:
                 promoted=copy.promoted,
                 outcomes={one: pages for one, pages in counts.items() if pages},
                 nbytes=counts["copied"] * copy.pool.page_bytes,
-                queued_bytes=self._queued_bytes,
+                queued_bytes=self._queued_to[copy.target.backend],
             )
         )
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,8 @@ import environment
 import kvdock_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import tiny_models
 
 RUN = Path(__file__).with_name("engine_run.py")
@@ -24,6 +29,8 @@ PROMPTS = [
     [(11 * n + 5) % 500 + 4 for n in range(118)],
 ]
 NEW_TOKENS = 8
+LONGEST_S = 240.0
+"""How long an engine may take."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,8 +56,13 @@ class World:
         *,
         environ: dict[str, str] | None = None,
         new_tokens: int = NEW_TOKENS,
+        kill_when: Callable[[], bool] | None = None,
     ) -> list[list[dict[str, Any]]]:
-        """Start an engine, let it answer, end it; return its answers."""
+        """Start an engine, let it answer, end it; return its answers.
+
+        With `kill_when` all of its processes are killed as soon as that is true, and
+        it answers nothing.
+        """
         out = self.folder / f"{life}.json"
         task = {
             "model": str(self.model),
@@ -70,12 +82,11 @@ class World:
         path.write_text(json.dumps(task))
         log = self.folder / f"{life}.log"
         with log.open("w") as err:
-            ended = subprocess.run(
+            engine = subprocess.Popen(
                 [sys.executable, str(RUN), str(path)],
                 stdout=err,
                 stderr=subprocess.STDOUT,
-                check=False,
-                timeout=600,
+                start_new_session=True,
                 env={
                     **os.environ,
                     **environment.CPU,
@@ -84,7 +95,21 @@ class World:
                     **(environ or {}),
                 },
             )
-        assert out.exists(), f"rc {ended.returncode}\n{log.read_text()[-4000:]}"
+        end_s = time.monotonic() + LONGEST_S
+        try:
+            if kill_when is None:
+                engine.wait(LONGEST_S)
+            while engine.poll() is None and not (kill_when and kill_when()):
+                assert time.monotonic() < end_s, log.read_text()[-4000:]
+                time.sleep(0.01)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(engine.pid, signal.SIGKILL)
+            engine.wait()
+        if kill_when is not None:
+            assert not out.exists(), "it ended before it was killed"
+            return []
+        assert out.exists(), f"rc {engine.returncode}\n{log.read_text()[-4000:]}"
         answers: list[list[dict[str, Any]]] = json.loads(out.read_text())
         assert len(answers) == len(rounds), log.read_text()[-4000:]
         return answers

@@ -1,12 +1,15 @@
-"""(14) SGLang's whole engine over tiers: near is wiped, then far."""
+"""SGLang's whole engine over tiers: one is wiped, killed, or never finished."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import lives
+import psutil  # type: ignore[import-untyped]  # types are not installed
 import pytest
 import tiny_models
 import torch
@@ -16,9 +19,13 @@ from test_families import attached, config, hashes
 
 from kvdock.batch import Operation
 from kvdock.journal import read_journal
+from kvdock_mooncake.server import local_server as mooncake_server
+from kvdock_s3.server import local_server as object_server
+from kvdock_segments import verify_namespace
 from kvdock_segments.directory_store import DirectoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
@@ -45,16 +52,13 @@ def loads(folder: Path) -> Counter[tuple[str, str]]:
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "sidecar"), [("window", "swa"), ("recurrent", "mamba")]
-)
-def test_prompts_are_restored_from_far_and_then_from_near(
-    model: str, sidecar: str, tmp_path: Path
-) -> None:
-    near, far = tmp_path / "near", tmp_path / "far"
+def world_of(
+    tmp_path: Path, model: str, far: dict[str, Any] | None = None, **engine: Any
+) -> lives.World:
+    """Return an engine over a near tier and a far one, with a journal."""
     tiny = tiny_models.MODELS[model]
-    world = lives.World(
-        tiny=tiny,
+    return lives.World(
+        tiny=attrs.evolve(tiny, engine={**tiny.engine, **engine}),
         model=tiny_models.make(model, tmp_path),
         folder=tmp_path,
         storage={
@@ -62,14 +66,38 @@ def test_prompts_are_restored_from_far_and_then_from_near(
             "core": {"observers": ["journal"]},
             "observers": {"journal": {"dir": str(tmp_path / "journal")}},
             "backends": {
-                "near": {"plugin": "file", "root": str(near)},
-                "far": {"plugin": "file", "root": str(far)},
+                "near": {"plugin": "file", "root": str(tmp_path / "near")},
+                "far": far or {"plugin": "file", "root": str(tmp_path / "far")},
             },
         },
     )
 
+
+DRAFTED = {
+    "speculative_algorithm": "STANDALONE",
+    "speculative_num_steps": 1,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 2,
+}
+"""A chain of one proposal a step: what the stand-in can verify."""
+
+
+@pytest.mark.parametrize(
+    ("model", "sidecar"),
+    [("window", "swa"), ("recurrent", "mamba"), ("llama", "draft")],
+)
+def test_prompts_are_restored_from_far_and_then_from_near(
+    model: str, sidecar: str, tmp_path: Path
+) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    drafted: dict[str, Any] = {}
+    if sidecar == "draft":
+        path = tiny_models.make(model, tmp_path / "of the draft")
+        drafted = {**DRAFTED, "speculative_draft_model_path": str(path)}
+    world = world_of(tmp_path, model, **drafted)
+
     begin: list[dict[str, Any]] = [{"prompts": lives.PROMPTS}]
-    if tiny.turns:
+    if world.tiny.turns:
         begin.append({"prompts": "next turn"})
     first, *later_turn = world.live("stores", begin)
     assert not any(one["cached"] for one in first)
@@ -77,15 +105,8 @@ def test_prompts_are_restored_from_far_and_then_from_near(
 
     def restored(life: str) -> None:
         """Ask a new engine, and again under a salt, which no stored page has."""
-        salted = {"cache_salt": f"cold {life}"}
-        rounds: list[dict[str, Any]] = [
-            {"prompts": prompts},
-            {"prompts": prompts, "generate": salted},
-        ]
-        warm, cold = world.live(life, rounds)
-        assert all(one["cached"] for one in warm)
-        assert not any(one["cached"] for one in cold)
-        assert [one["tokens"] for one in warm] == [one["tokens"] for one in cold]
+        warm, cold = world.live(life, rounds_of(prompts, life))
+        check_restored(warm, cold)
 
     stored = pages_of(near)
     assert pages_of(far) == stored
@@ -105,6 +126,107 @@ def test_prompts_are_restored_from_far_and_then_from_near(
         ("near", "kv"),
         ("near", sidecar),
     }
+
+
+def rounds_of(prompts: list[list[int]], life: str) -> list[dict[str, Any]]:
+    """Ask for prompts, and again under a salt, which no stored page has."""
+    salted = {"cache_salt": f"cold {life}"}
+    return [{"prompts": prompts}, {"prompts": prompts, "generate": salted}]
+
+
+def check_restored(warm: list[dict[str, Any]], cold: list[dict[str, Any]]) -> None:
+    """Check that prompts were restored, and answered as when they are computed."""
+    assert all(one["cached"] for one in warm)
+    assert not any(one["cached"] for one in cold)
+    assert [one["tokens"] for one in warm] == [one["tokens"] for one in cold]
+
+
+@contextmanager
+def killable(backend: str) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """Run the servers of a far tier; yield its settings and what to kill."""
+    before = {one.pid for one in psutil.Process().children()}
+    server = {"s3": object_server, "mooncake": mooncake_server}[backend]
+    with server({}) as (settings, _):
+        own = [one for one in psutil.Process().children() if one.pid not in before]
+        yield {"plugin": backend, **settings}, [one.pid for one in own]
+
+
+@pytest.mark.parametrize("backend", ["s3", "mooncake"])
+def test_an_engine_whose_far_tier_is_killed_goes_on_with_the_near_one(
+    backend: str, tmp_path: Path
+) -> None:
+    others = [[(13 * n + 7) % 500 + 4 for n in range(120)]]
+    with killable(backend) as (far, pids):
+        world = world_of(tmp_path, "llama", far)
+        stored, warm, new, again, cold, *_ = world.live(
+            "far killed",
+            [
+                {"prompts": lives.PROMPTS},
+                {"prompts": lives.PROMPTS, "first": ["kill", *map(str, pids)]},
+                {"prompts": others},
+                {"prompts": others, "first": ["nothing"]},
+                rounds_of([*lives.PROMPTS, *others], "far killed")[1],
+            ],
+        )
+    assert not any(one["cached"] for one in [*stored, *new])
+    check_restored([*warm, *again], cold)
+    assert {tier for tier, _ in loads(tmp_path)} == {"near"}
+    # Both were there before the kill.
+    put = Counter(
+        one.backend
+        for one in read_journal(tmp_path / "journal")
+        if one.operation == Operation.PUT
+        for _, outcome in one.each()
+        if outcome == "ok"
+    )
+    assert put["near"] > put["far"] > 0
+
+
+def test_an_engine_killed_during_copies_leaves_nothing_wrong(tmp_path: Path) -> None:
+    delays = {
+        "name": "faults",
+        "kinds": ["delay"],
+        "delay": "1 s",
+        "operations": ["put"],
+    }
+    slow = {"plugin": "file", "root": str(tmp_path / "far"), "wrap": [delays]}
+    world = world_of(tmp_path, "window", slow)
+    prompts = [
+        [(seed * n + n * n + 3) % 500 + 4 for n in range(120)] for seed in range(3, 13)
+    ]
+
+    def copying() -> bool:
+        """Return whether some pages were copied, and others wait."""
+        near, far = (total(tmp_path / one) for one in ("near", "far"))
+        return 0 < far < near and pages_of(tmp_path / "near").get("kv", 0) > 14
+
+    world.live("killed", [{"prompts": prompts}], kill_when=copying)
+    near, far = (total(tmp_path / one) for one in ("near", "far"))
+    assert near > far > 0
+    for tier in ("near", "far"):
+        check_whole(tmp_path / tier)
+    again = world_of(tmp_path, "window")
+    warm, cold = again.live("after it", rounds_of(prompts[:1], "after it"))
+    check_restored(warm, cold)
+    # Whatever far has of it: what is loaded from there is right.
+    shutil.rmtree(tmp_path / "near")
+    warm, cold = again.live("far alone", rounds_of(prompts, "far alone"))
+    assert [one["tokens"] for one in warm] == [one["tokens"] for one in cold]
+    assert any(one["cached"] for one in warm)
+    for tier in ("near", "far"):
+        check_whole(tmp_path / tier)
+
+
+def total(root: Path) -> int:
+    """Return how many pages a tier has."""
+    return sum(pages_of(root).values()) if root.exists() else 0
+
+
+def check_whole(root: Path) -> None:
+    """Check that no page of a tier is wrong."""
+    for record in root.glob("*/namespace.json"):
+        report = verify_namespace(root, record.parent.name)
+        assert report.ok, report
 
 
 def test_drafts_come_from_far_where_near_was_wiped(tmp_path: Path) -> None:

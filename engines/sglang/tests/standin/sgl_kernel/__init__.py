@@ -17,12 +17,31 @@ from typing import TYPE_CHECKING, NoReturn
 gc.set_threshold(100_000, 50, 50)
 
 from sgl_kernel import copies, patches  # noqa: E402 - imports torch
+from sgl_kernel.speculation import (  # noqa: E402 - imports torch
+    assign_draft_cache_locs_contiguous_cpu,
+    assign_extend_cache_locs_cpu,
+    build_tree_kernel_efficient_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    fill_bonus_tokens_cpu,
+    verify_tree_greedy_cpu,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
+__all__ = (
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "verify_tree_greedy_cpu",
+)
 __version__ = "0.0.0+kvdock.standin"
 
 copies.install()

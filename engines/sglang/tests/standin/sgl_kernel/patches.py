@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import kvdock_trace
+from sgl_kernel import speculation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +63,7 @@ def _window_slots(module: Any) -> None:
     backend = module.TorchNativeAttnBackend
     for name in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode"):
         setattr(backend, name, _translated(getattr(backend, name)))
+    speculation.verifying(backend)
 
 
 def _translated(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,6 +157,7 @@ def install() -> None:
     mends: dict[str, Callable[[Any], None]] = {
         f"{models}.attention_backend_handler": _latent_attention,
         "sglang.srt.layers.attention.torch_native_backend": _window_slots,
+        "sglang.srt.speculative.draft_utils": speculation.draft_backend,
         "sglang.kernels.ops.attention.fla.fused_norm_gate": _gated_norm,
         "sglang.kernels.ops.elementwise.elementwise": _shared_expert,
     }

@@ -1,4 +1,4 @@
-"""The model of tiers beside a replay over real stores, on one host."""
+"""The simulation of tiers beside a replay over real stores, on one host."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from kvdock.config import read_tiers
+from kvdock_cli.simulation.hosts import Hosts, serve
 
 pytest.importorskip("kvdock_file")
 
@@ -34,7 +35,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", ["conversations", "tenants"])
-def test_the_model_counts_what_a_replay_on_one_host_counts(
+def test_the_simulation_counts_what_a_replay_on_one_host_counts(
     tmp_path: Path, bench: ModuleType, load: str
 ) -> None:
     given = bench.GENERATED[load](REQUESTS)
@@ -49,9 +50,7 @@ def test_the_model_counts_what_a_replay_on_one_host_counts(
     with bench.attached(settings, longest, counts) as cache:
         real = bench.replay(given, cache, load, counts, oracle=False)
     rooms = [*capacities.values()]
-    model = bench.simulate(
-        given, bench.TierModel(read_tiers([*names]), rooms, given.unique)
-    )
+    model = serve(given, Hosts(read_tiers([*names]), rooms, given.unique))
     hits = (model.asked - model.computed) / model.asked
     assert real.loaded / given.blocks == pytest.approx(hits, abs=0.02)
     everything = sum(counts.loaded.values())
