@@ -133,6 +133,29 @@ class LookupSkipped:
 
 
 @attrs.frozen(kw_only=True)
+class HintAnswered:
+    """An action of a request's hints was read, or pages were answered.
+
+    Args:
+        request: The engine's own id of it.
+        action: The action's type; "other" for one that is not known, and "stored"
+            for pages that requests with hints have stored since.
+        action_id: The client's id of it.
+        outcome: "taken", "ignored", "malformed" or "dropped"; "" for pages.
+        pool: Whose pages.
+        pages: How many of them were answered how: a `RetentionAnswer`; of a
+            prefetch "queued", "present", "absent" or "unsupported".
+    """
+
+    request: str
+    action: str
+    action_id: str = ""
+    outcome: str = ""
+    pool: str = ""
+    pages: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
 class PagesCopied:
     """Pages were copied from one tier to another, or a copy was dropped.
 
@@ -402,6 +425,7 @@ Event = (
     | RequestArrived
     | MessageRefused
     | LookupSkipped
+    | HintAnswered
     | PagesAnswered
     | PagesCopied
     | PoolsAttached

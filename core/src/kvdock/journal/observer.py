@@ -25,6 +25,7 @@ from kvdock.config import count, path, size
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.events import (
     Event,
+    HintAnswered,
     LookupSkipped,
     Origin,
     PagesAnswered,
@@ -37,6 +38,7 @@ from kvdock.journal.records import (
     JournalRecord,
     encode,
     journal_files,
+    record_of_hint,
     record_of_pages,
     record_of_pools,
     record_of_skipped,
@@ -97,7 +99,7 @@ class _Waiting:
     """An event that was not written yet; `outcomes` has a byte for each page."""
 
     at_s: float
-    event: PagesAnswered | PoolsAttached | LookupSkipped
+    event: PagesAnswered | PoolsAttached | LookupSkipped | HintAnswered
     origin: Origin
     outcomes: bytes = b""
     hashes: tuple[str, ...] = ()
@@ -113,6 +115,8 @@ class _Waiting:
         match self.event:
             case PoolsAttached():
                 return record_of_pools(self.at_s, self.event, self.origin)
+            case HintAnswered():
+                return record_of_hint(self.at_s, self.event, self.origin)
             case LookupSkipped():
                 return record_of_skipped(self.at_s, self.event, self.origin)
             case _:
@@ -158,7 +162,7 @@ class Journal:
                 full = refused and event.backend in self._full and not event.held_back
                 kept = (outcomes, tuple(event.hashes), "full" if full else "")
                 self._add(_Waiting(time.time(), event, origin, *kept))
-            case PoolsAttached() | LookupSkipped():
+            case PoolsAttached() | LookupSkipped() | HintAnswered():
                 self._add(_Waiting(time.time(), event, origin))
             case StoreFilled(backend=backend):
                 full = 0 < event.limit_bytes * _FULL <= event.used_bytes

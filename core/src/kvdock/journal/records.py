@@ -20,7 +20,13 @@ from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
-    from kvdock.events import LookupSkipped, Origin, PagesAnswered, PoolsAttached
+    from kvdock.events import (
+        HintAnswered,
+        LookupSkipped,
+        Origin,
+        PagesAnswered,
+        PoolsAttached,
+    )
 
 VERSION = 1
 SUFFIX = ".jsonl"
@@ -28,6 +34,8 @@ HASH_CHARS = 32
 """Characters of a page hash that are kept, its last ones: 128 bits tell pages apart."""
 ATTACHED = "attached"
 """What a record of an attachment has as its operation."""
+HINT = "hint"
+"""What a record of a hint that was answered has as its operation."""
 SKIPPED = "skipped"
 """What a record of a lookup that the engine left out has as its operation."""
 
@@ -45,8 +53,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         version: Of this form.
         at_s: When, in seconds since 1970.
-        operation: "exists", "get", "put", "clear", "attached", or "skipped" where the
-            engine did not ask storage.
+        operation: "exists", "get", "put", "clear", "attached", "hint", or "skipped"
+            where the engine did not ask storage.
         namespace: The digest of the namespace.
         rank: The process among those of its deployment.
         request: The engine's request, "" where it is not known.
@@ -61,6 +69,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         pools: Of an attachment: its pools, each a mapping of its properties.
         refused: Of an attachment: name of each pool that is not stored to why.
         record: Of an attachment: what its namespace covers.
+        action: Of a hint: its type and the client's id of it; `outcomes` has what
+            became of the action, or of its pages.
         dropped: Records that were lost before this one, because they came faster
             than they could be written.
     """
@@ -80,6 +90,7 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     pools: tuple[Mapping[str, Any], ...] = ()
     refused: Mapping[str, str] = {}
     record: Mapping[str, Any] = {}
+    action: tuple[str, str] = ("", "")
     dropped: int = 0
 
     def each(self) -> Iterator[tuple[str, str]]:
@@ -145,6 +156,21 @@ def record_of_skipped(
         rank=origin.rank,
         request=event.request,
         held_back=event.reason,
+    )
+
+
+def record_of_hint(at_s: float, event: HintAnswered, origin: Origin) -> JournalRecord:
+    """Describe how a hint was answered."""
+    return JournalRecord(
+        version=VERSION,
+        at_s=at_s,
+        operation=HINT,
+        namespace=origin.namespace,
+        rank=origin.rank,
+        request=event.request,
+        pool=event.pool,
+        outcomes=((event.outcome, 1),) if event.outcome else (*event.pages.items(),),
+        action=(event.action, event.action_id),
     )
 
 

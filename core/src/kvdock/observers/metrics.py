@@ -205,6 +205,18 @@ def _metrics() -> tuple[Metric, ...]:
             ("pool",), mode="livemax",
         ),
         Metric(
+            "kvdock_hints_total", counter,
+            "Actions of requests' hints: taken, ignored as they are not known, "
+            "malformed, or dropped because too many wait.",
+            ("action", "outcome"),
+        ),
+        Metric(
+            "kvdock_hint_pages_total", counter,
+            "Pages of hints by how they were answered: accepted, clipped, absent, "
+            "unsupported; of a prefetch queued, present, absent, unsupported.",
+            ("action", "answer"),
+        ),
+        Metric(
             "kvdock_copied_pages_total", counter,
             "Pages of copies between tiers by how they ended: copied, present there "
             "already, gone from the source, failed, dropped because too much waits, "
@@ -395,6 +407,13 @@ class EventMetrics(ABC):
                 self._count_restored(event, whose)
             case events.PagesCopied():
                 self._count_copied(event, whose)
+            case events.HintAnswered():
+                if event.outcome:
+                    labels = (event.action, event.outcome)
+                    self._add("kvdock_hints_total", 1, *labels, *whose)
+                for answer, pages in event.pages.items():
+                    labels = (event.action, answer)
+                    self._add("kvdock_hint_pages_total", pages, *labels, *whose)
             case events.RowsSent():
                 rows = "kvdock_sent_rows_total"
                 self._add(rows, event.rows, event.pool, "all", *whose)
