@@ -293,12 +293,16 @@ class StoreFilled:
         used_bytes: What pages take.
         limit_bytes: What they may take; 0 where that is not known.
         failed_bytes: What could not be written and is set aside.
+        promised_bytes: What is promised to be kept.
+        promise_limit_bytes: What may be promised; 0 where nothing may.
     """
 
     backend: str
     used_bytes: int
     limit_bytes: int
     failed_bytes: int = 0
+    promised_bytes: int = 0
+    promise_limit_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)

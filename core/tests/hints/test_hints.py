@@ -369,7 +369,8 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_pages_stored_in_the_background_have_their_times(
     later: Callable[[float], None],
 ) -> None:
-    engine, names, answers = Engine(core=patient()), hashes(4), []
+    engine, names = Engine(core=patient()), hashes(4)
+    answers: list[OutcomeArray] = []
     engine.fill(names, WHERE[:4])
     manager = TransferManager(engine.attachment)
 

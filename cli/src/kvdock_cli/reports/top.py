@@ -52,6 +52,8 @@ class BackendView:
     held_batches: float
     used_bytes: float
     limit_bytes: float
+    promised_bytes: float
+    promise_limit_bytes: float
 
 
 @attrs.frozen(kw_only=True)
@@ -104,7 +106,7 @@ def view_of(
                 )),
                 default=0.0,
             )
-            for state in ("used", "limit")
+            for state in ("used", "limit", "promised", "promise_limit")
         }  # fmt: skip
         put = {"backend": backend, "operation": "put"}
         get = {"backend": backend, "operation": "get"}
@@ -119,6 +121,8 @@ def view_of(
             held_batches=now.total("kvdock_held_batches", backend=backend),
             used_bytes=fill["used"],
             limit_bytes=fill["limit"],
+            promised_bytes=fill["promised"],
+            promise_limit_bytes=fill["promise_limit"],
         )
 
     return View(
@@ -143,11 +147,20 @@ def as_text(view: View, style: Style = PLAIN) -> str:
     )
     lines.append("")
     lines += table(
-        ("BACKEND", "BREAKERS", "WRITTEN", "READ", "STORE", "ABANDONED", "HELD"),
+        (
+            "BACKEND",
+            "BREAKERS",
+            "WRITTEN",
+            "READ",
+            "STORE",
+            "PROMISED",
+            "ABANDONED",
+            "HELD",
+        ),
         [_backend_row(one) for one in view.backends],
         style,
         fold=["BREAKERS"],
-        drop=["HELD", "ABANDONED"],
+        drop=["HELD", "ABANDONED", "PROMISED"],
     )
     return "\n".join(lines)
 
@@ -188,9 +201,18 @@ def _backend_row(one: BackendView) -> Row:
         _moved(one.written_bytes, one.written_per_s),
         _moved(one.read_bytes, one.read_per_s),
         Cell(store, tone),
+        _promised(one),
         behind,
         f"{one.held_batches:.0f}",
     )
+
+
+def _promised(one: BackendView) -> str:
+    """Say what is promised, and how much more may be."""
+    if not one.promise_limit_bytes:
+        return "-"
+    free = max(0, int(one.promise_limit_bytes - one.promised_bytes))
+    return f"{format_bytes(int(one.promised_bytes))}, {format_bytes(free)} free"
 
 
 def _moved(total: float, per_s: float | None) -> str:

@@ -164,8 +164,9 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_store_bytes", gauge,
-            "Bytes of a store: used by pages, its limit where it is reported, and "
-            "failed: what could not be written and is set aside.",
+            "Bytes of a store: used by pages, its limit where it is reported, "
+            "failed: what could not be written and is set aside, and where pages can "
+            "be promised what is promised and its promise_limit.",
             ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
@@ -367,6 +368,10 @@ class EventMetrics(ABC):
         self._set(store, event.failed_bytes, event.backend, "failed", *whose)
         if event.limit_bytes:
             self._set(store, event.limit_bytes, event.backend, "limit", *whose)
+        if event.promise_limit_bytes:
+            promised, most = event.promised_bytes, event.promise_limit_bytes
+            self._set(store, promised, event.backend, "promised", *whose)
+            self._set(store, most, event.backend, "promise_limit", *whose)
 
     def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         labels = (event.backend, event.pool, event.operation)
