@@ -30,7 +30,7 @@ def test_each_prompt_is_a_hint_on_a_request_of_one_token(
     for one in asked:
         assert (len(one.prompt), one.salt) == (1, "s")
         told: list[tuple[str, str, str]] = []
-        found = read_envelope("r", one.hints, lambda *said: told.append(said))
+        found = read_envelope("r", one.hints, lambda *said: told.append(said))  # noqa: B023 - it is called at once
         assert [outcome for _, _, outcome in told] == ["taken"]
         named.append(found.hints[0].tokens)
     assert named == [tuple(b"some text"), (3, 4, 5)]
