@@ -28,8 +28,8 @@ def page() -> str:
         parts.append(f"```json\n{text}\n```\n\n")
     text = between(PAGE.read_text(), "schemas", "".join(parts))
     bounds = (
-        f"An envelope has {format_bytes(MOST_BYTES)} of JSON and {MOST_ACTIONS} actions "
-        "at most.\n"
+        f"An envelope has {format_bytes(MOST_BYTES)} of JSON and {MOST_ACTIONS} "
+        "actions at most.\n"
     )
     return between(text, "bounds", bounds)
 

@@ -32,8 +32,8 @@ def prefetch(
         within: How many seconds an answer may take.
         json: Print one line of JSON.
     """
-    client = EngineClient.find(url, within_s=within)
     given = read_prompts(prompts)
+    client = EngineClient.find(url, within_s=within)
     total = 0
     with progress.shown("asking", total=len(given)) as bar:
         for line, prompt in given:

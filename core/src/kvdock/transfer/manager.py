@@ -131,10 +131,13 @@ class TransferManager(ClosedAfterUse):
         if attached.channel.observes_pages:
             future.on_rejected = _notifier(attached, operation, names)
         context = copy_context()
-        work = partial(attached.transfer, operation, names, own, deadline_s)
-        if times is not None:
-            work = partial(attached.store, names, own, deadline_s, *times)
-        self._executors[operation].submit(future, lambda: context.run(work))
+
+        def work() -> OutcomeArray:
+            if times is not None:
+                return context.run(attached.store, names, own, deadline_s, *times)
+            return context.run(attached.transfer, operation, names, own, deadline_s)
+
+        self._executors[operation].submit(future, work)
         return future
 
     def drain(self, timeout_s: float) -> bool:
