@@ -137,6 +137,11 @@ class Hint:
     hashes: tuple[str, ...] = attrs.field(default=(), repr=False)
     tokens: tuple[int, ...] = attrs.field(default=(), repr=False)
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """Return its type and the client's id of it."""
+        return self.action, self.number
+
     def covers(self, ends: Int64Array, page_tokens: int) -> Any:  # noqa: ANN401 - BoolArray
         """Return of which pages it is about a token, bool (n,).
 

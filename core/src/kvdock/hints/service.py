@@ -102,7 +102,7 @@ class Hints:
             self._waiting += not full
         if full:
             for hint in hints.hints:
-                self._answer(hints.request, hint.action, hint.number, "dropped")
+                self._answer(hints.request, *hint.name, "dropped")
             return
 
         def work() -> None:
@@ -121,7 +121,11 @@ class Hints:
                 with self._lock:
                     self._waiting -= 1
 
-        self._thread.submit(work)
+        try:
+            self._thread.submit(work)
+        except RuntimeError as error:  # a limit of the system
+            log.warning("hints are not applied: %s", error)
+            self._waiting -= 1
 
     def _retain(
         self, hints: RequestHints, hint: Hint, pages: Sequence[PagesOfPool]
@@ -131,8 +135,8 @@ class Hints:
             if len(which):
                 names = [one.hashes[at] for at in which.tolist()]
                 until_s = self._core.deadlines.until(Operation.RETAIN)
-                answers = one.pool.retain(names, hint.times, until_s)
-                self._pages(hints, hint, one.pool, answers)
+                counts = _counts(one.pool.retain(names, hint.times, until_s))
+                self._answer(hints.request, *hint.name, "", one.pool, counts)
 
     def _prefetch(
         self,
@@ -144,7 +148,7 @@ class Hints:
         for pool in pools:
             until_s = self._core.deadlines.until(Operation.EXISTS)
             counts = pool.prefetch(hashes, until_s)
-            self._answer(hints.request, hint.action, hint.number, "", pool, counts)
+            self._answer(hints.request, *hint.name, "", pool, counts)
 
     def stored(
         self, hints: RequestHints, pool: AttachedPool, answers: OutcomeArray
@@ -156,19 +160,7 @@ class Hints:
             pool: Where.
             answers: uint8 (n,), a `RetentionAnswer` for each.
         """
-        self._pages(hints, None, pool, answers)
-
-    def _pages(
-        self,
-        hints: RequestHints,
-        hint: Hint | None,
-        pool: AttachedPool,
-        answers: OutcomeArray,
-    ) -> None:
-        found = np.bincount(answers).tolist()
-        counts = {_WORDS[at]: pages for at, pages in enumerate(found) if pages}
-        action, number = (hint.action, hint.number) if hint else ("stored", "")
-        self._answer(hints.request, action, number, "", pool, counts)
+        self._answer(hints.request, "stored", "", "", pool, _counts(answers))
 
     def _answer(
         self,
@@ -195,3 +187,8 @@ class Hints:
         with self._lock:
             self._closed = True
         self._thread.close(wait=False)
+
+
+def _counts(answers: OutcomeArray) -> dict[str, int]:
+    found = np.bincount(answers).tolist()
+    return {_WORDS[at]: pages for at, pages in enumerate(found) if pages}

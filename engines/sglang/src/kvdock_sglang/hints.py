@@ -24,6 +24,7 @@ from kvdock.hints import Hints, PagesOfPool, RequestHints
 from kvdock.retention import Retention
 
 if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
     from kvdock.transfer.attached_pool import AttachedPool
 
 ARRIVAL = "sglang.srt.managers.scheduler.Scheduler._prefetch_kvcache"
@@ -73,8 +74,8 @@ class RequestPages:
             return
         hashes_of = partial(page_hashes, cache, req)
         hashes = hashes_of(req.full_untruncated_fill_ids)
-        self._note(hints, hashes, cache.page_size)
-        pages = [PagesOfPool(one, hashes, _ends(hashes, cache)) for one in pools]
+        ends = self._note(hints, hashes, cache.page_size)
+        pages = [PagesOfPool(one, hashes, ends) for one in pools]
         self.hints.apply(hints, pages, pools, hashes_of)
 
     def inserted(self, cache: Any, req: Any, up_to: int) -> None:  # noqa: ANN401 - SGLang's
@@ -84,7 +85,10 @@ class RequestPages:
             tokens = req.full_untruncated_fill_ids[:up_to]
             self._note(hints, page_hashes(cache, req, tokens), cache.page_size)
 
-    def _note(self, hints: RequestHints, hashes: Sequence[str], page: int) -> None:
+    def _note(
+        self, hints: RequestHints, hashes: Sequence[str], page: int
+    ) -> Int64Array:
+        """Await pages; return the token behind each, int64 (n,)."""
         until_s, known = time.monotonic() + _AWAITED_S, self._awaited
         ends = page * np.arange(1, len(hashes) + 1)
         for name, times in zip(hashes, hints.times(ends, page), strict=True):
@@ -93,6 +97,7 @@ class RequestPages:
                 known[name] = until_s, times
         while len(known) > _MOST_PAGES:
             del known[next(iter(known))]
+        return ends
 
     def times(self, hashes: Sequence[str]) -> list[Retention]:
         """Return how long pages that are stored now are kept and served."""
@@ -120,7 +125,3 @@ def page_hashes(cache: Any, req: Any, tokens: Sequence[int]) -> list[str]:  # no
         return []
     found: list[str] = get_storage_hash_str(key, None, page_size=cache.page_size)
     return found
-
-
-def _ends(hashes: Sequence[str], cache: Any) -> Any:  # noqa: ANN401 - SGLang's, int64 (n,)
-    return cache.page_size * np.arange(1, len(hashes) + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,7 @@ def test_pages_are_awaited_for_a_time_and_up_to_a_number(
     noted.begin(CACHE, req, [])
     hashes = page_hashes(CACHE, req, tokens)
     assert [bool(one) for one in noted.times(hashes)] == [False] * 2 + [True] * 4
-    real = module.time.monotonic
+    real = time.monotonic
     monkeypatch.setattr("time.monotonic", lambda: real() + 601)
     assert not any(noted.times(hashes))
 

@@ -354,9 +354,5 @@ def test_hints_of_http_clients_are_followed(tmp_path: Path) -> None:
         server.forget()
         assert server.answer(brief)[1] == 0
         assert server.answer([*whole[:64], 9])[1] == 64
-        wrong = {"kv_hints": {"protocol_version": "1", "message_id": "m"}}
-        wrong["kv_hints"]["actions"] = [
-            {"action_id": "1", "action_type": "kvdock.retain", "action_version": "1"}
-        ]
-        assert server.answer(retained, **wrong)[0] == first
+        assert server.answer(retained, **server.hint("retain"))[0] == first
         assert server.soon(1, "hints_total", outcome="malformed") == 1

@@ -134,6 +134,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
             handover["handover"] = self._handover
             check_states(identity.groups, settings.own.blocks_per_chunk)
         super().__init__(expanded(vllm_config, **handover), role, kv_cache_config)
+        self._failures = ThrottledLog(log)
         if role == KVConnectorRole.SCHEDULER:
             self._never_restored = unrestorable(self.connector_scheduler)
         if role == KVConnectorRole.WORKER:
@@ -199,6 +200,13 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         """Identify the request's adapter, do what vLLM does, then follow its hints."""
         self._adapters.begin(request.request_id, request.lora_request)
         super().on_new_request(request)
+        try:
+            self._follow_hints(request)
+        except Exception as error:  # noqa: BLE001 - a hint never costs a request
+            self._failures.warning("hints", "hints are not followed", error)
+
+    def _follow_hints(self, request: Request) -> None:
+        """Pass the tier the hints of a request, and the pages of its prompt."""
         if request.kv_hints is None and not request.kv_transfer_params:
             return
         status = self.connector_scheduler._req_status[request.request_id]  # noqa: SLF001 - vLLM tells a tier of pages when it stores them

@@ -415,7 +415,12 @@ def test_hints_apply_to_what_is_stored_already(rig: Rig) -> None:
     for at, key in enumerate(keys, 1):
         context.set_offload_key_position(key, 16 * at)
     asked: list[object] = []
-    rig.tier.take_hints(context, keys, lambda tokens: asked.append(tokens) or [b"ab"])
+
+    def hashes_of(tokens: object) -> list[bytes]:
+        asked.append(tokens)
+        return [b"ab"]
+
+    rig.tier.take_hints(context, keys, hashes_of)
     end_s = time.monotonic() + 60
     while not asked and time.monotonic() < end_s:
         time.sleep(0.002)
