@@ -304,6 +304,11 @@ def unlike_others(number: int, length: int) -> list[int]:
     return [number, *((7 * at + number) % 400 + 4 for at in range(1, length))]
 
 
+def said_in(answer: list[tuple[int, float]]) -> list[int]:
+    """Return the tokens: their probabilities differ a little by how much is computed."""
+    return [token for token, _ in answer]
+
+
 def test_hints_of_http_clients_are_followed(tmp_path: Path) -> None:
     """What is retained survives its neighbours, and what has expired is computed."""
     retained, neighbour, other, whole, brief = (
@@ -339,7 +344,8 @@ def test_hints_of_http_clients_are_followed(tmp_path: Path) -> None:
         server.forget()
         assert server.answer(neighbour)[1] == 0
         assert server.answer(other)[1] == 128
-        assert server.answer(retained) == (first, 128)
+        again, cached = server.answer(retained)
+        assert (said_in(again), cached) == (said_in(first), 128)
         # From now on a page is gone when its time is over.
         server.answer(whole)
         server.answer(brief, **server.hint("expire", after_s=3))
@@ -354,5 +360,6 @@ def test_hints_of_http_clients_are_followed(tmp_path: Path) -> None:
         server.forget()
         assert server.answer(brief)[1] == 0
         assert server.answer([*whole[:64], 9])[1] == 64
-        assert server.answer(retained, **server.hint("retain"))[0] == first
+        again, _ = server.answer(retained, **server.hint("retain"))
+        assert said_in(again) == said_in(first)
         assert server.soon(1, "hints_total", outcome="malformed") == 1
