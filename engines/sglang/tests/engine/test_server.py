@@ -305,7 +305,7 @@ def unlike_others(number: int, length: int) -> list[int]:
 
 
 def said_in(answer: list[tuple[int, float]]) -> list[int]:
-    """Return the tokens: their probabilities differ a little by how much is computed."""
+    """Return the tokens: probabilities differ by how much is computed anew."""
     return [token for token, _ in answer]
 
 
