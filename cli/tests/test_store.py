@@ -103,8 +103,20 @@ COPIED = [
     report.Copied(SURVEY.namespace, "org/model", 990, 8, 1, 1, 990 * 65536),
     report.Copied(BARE.namespace, "", present=20),
 ]
+TIMED = attrs.evolve(
+    SURVEY, pools=(attrs.evolve(POOL, promised_bytes=3 << 20, expiring=40),)
+)
+RETAINED = [
+    report.Retained(SURVEY.namespace, 99, 99 << 16, {"accepted": 90, "clipped": 9}),
+    report.Retained(BARE.namespace, 0, 0),
+]
 TEXTS = {
     "store-ls": report.listing_text([SURVEY, BARE]),
+    "store-ls-retained": report.listing_text([TIMED], retained=True),
+    "store-retain": report.retained_text(RETAINED, dry_run=False),
+    "store-retain-dry-run": report.retained_text(
+        [report.Retained(SURVEY.namespace, 99, 99 << 16)], dry_run=True
+    ),
     "store-stat": report.survey_text(SURVEY),
     "store-verify": report.checked_text([CHECKED]),
     "store-verify-heal": report.checked_text([HEALED]),
@@ -120,6 +132,7 @@ DATA: dict[str, dict[str, Any]] = {
     "store-gc": report.freed_data([(SURVEY.namespace, 5 << 20)]),
     "store-rm": report.removed_data(REMOVALS, dry_run=False),
     "store-copy": report.copied_data(COPIED, dry_run=False),
+    "store-retain": report.retained_data(RETAINED, dry_run=False),
 }
 
 
@@ -596,3 +609,81 @@ def test_a_copied_page_is_found_by_an_engine_on_the_other_store(
     with engine(tmp_path / "two") as cache:
         assert cache.get(pages, {"kv": range(8)}).pages == 8
         assert np.array_equal(memory, before)
+
+
+QUOTA = ("quota=1 MiB",)
+
+
+def promised(ask: Ask, root: Path) -> dict[str, tuple[int, int]]:
+    """Return model to bytes that are promised and objects that expire."""
+    found, _ = ask(store.ls, root, retained=True)
+    return {
+        one["model"]: (
+            sum(pool["promised_bytes"] for pool in one["pools"]),
+            sum(pool["expiring"] for pool in one["pools"]),
+        )
+        for one in found["namespaces"]
+    }
+
+
+def test_stored_pages_are_promised_from_the_command_line(
+    root: Path, ask: Ask, tmp_path: Path
+) -> None:
+    assert promised(ask, root) == {}
+    which = {"keep": "1 h", "set_": QUOTA}
+    found, code = ask(store.retain, root, NAMESPACES[0][:8], dry_run=True, **which)
+    assert (found["namespaces"][0]["pages"], code) == (20, 0)
+    assert promised(ask, root) == {}
+    names = tmp_path / "names"
+    names.write_text(f"{3:032x}.kv\n{key_of(NAMESPACES[1], 5)}\n{'f' * 32}.kv\n")
+    found, code = ask(store.retain, root, hashes=names, **which)
+    assert (code, found["ok"]) == (0, True)
+    assert [one["answers"] for one in found["namespaces"]] == [
+        {"accepted": pages}
+        for pages in sorted((1, 2), reverse=NAMESPACES[0] > NAMESPACES[1])
+    ]
+    assert promised(ask, root) == {"tiny": (4096, 0), "other": (8192, 0)}
+    # An engine's budget counts them, and a smaller one has no room for more.
+    found, code = ask(
+        store.retain, root, NAMESPACES[0], keep="1 h", set_=("quota=64 KiB",)
+    )
+    assert (code, found["namespaces"][0]["answers"]) == (
+        1,
+        {"accepted": 8, "clipped": 12},
+    )
+    found, _ = ask(store.retain, root, older="1 h", **which)
+    assert found["namespaces"] == []
+
+
+def test_stored_pages_expire_by_the_command_line_and_are_overwritten(
+    root: Path, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (spot,) = locate(root, key_of(NAMESPACES[0], 7))
+    names = tmp_path / "names"
+    names.write_text(key_of(NAMESPACES[0], 7))
+    found, code = ask(store.expire, root, NAMESPACES[0], hashes=names, after="0 s")
+    assert (code, found["namespaces"][0]["answers"]) == (0, {"accepted": 1})
+    assert promised(ask, root) == {"tiny": (0, 1)}
+    real = time.time
+    monkeypatch.setattr("time.time", lambda: real() + 6)
+    ask(store.gc, root)
+    assert not spot.path.read_bytes()[spot.offset :][: spot.nbytes].strip(b"\0")
+    assert promised(ask, root) == {}
+    assert (
+        ask(store.stat, root, NAMESPACES[0])[0]["namespace"]["pools"][0]["pages"] == 19
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: store.retain("r", "n"), "for how long"),
+        (lambda: store.retain("r", "n", keep="1 h"), "share of the quota"),
+        (lambda: store.retain("r", keep="1 h", set_=QUOTA), "which pages"),
+        (lambda: store.expire("r", "n"), "says when"),
+        (lambda: store.expire("r", after="0 s"), "which pages"),
+    ],
+)
+def test_what_is_meant_must_be_said(call: Callable[[], int], said: str) -> None:
+    with pytest.raises(UsageProblem, match=said):
+        call()

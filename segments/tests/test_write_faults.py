@@ -343,3 +343,16 @@ def test_a_read_error_while_claiming_deletes_nothing(
     later(monkeypatch, 1.1)
     put_rounds(depot, 1, 10**8)
     assert set(put_rounds(depot, 4 * SEGMENTS, 10**9)) == {8}
+
+
+def test_promises_of_records_that_are_not_written_cost_no_budget(
+    open_depot: OpenDepot, index_fault: Callable[[Fault], None]
+) -> None:
+    is_first = first_name()
+    depot = open_depot(**LIMITS)
+    index_fault(lambda name, slot: errno.EIO if is_first(name) and slot == 3 else 0)
+    kept = depot.put(range(8), keep_until=int(time.time()) + 3600).kept
+    assert kept.sum() == 7
+    promised = depot.store.capacity().promised_bytes
+    assert promised == 7 * depot.where(0).slot_bytes
+    assert promised < depot.store.capacity().promise_limit_bytes <= ROOM * PAGE_BYTES

@@ -23,6 +23,7 @@ class Asked:
     tokens: int
     salt: str
     name: str
+    hints: dict[str, Any] | None = None
 
 
 def ids(prompt: str | list[int]) -> list[int]:
@@ -66,14 +67,17 @@ def serving(  # noqa: C901 - two servers in one
             prompt = body.get("text") or body["input_ids"]
             most = body["sampling_params"]["max_new_tokens"]
             salt, name = body.get("cache_salt", ""), body.get("rid", "")
-            tokens, logs, cached = self.ask(Asked(ids(prompt), most, salt, name))
+            given = Asked(ids(prompt), most, salt, name, body.get("kv_hints"))
+            tokens, logs, cached = self.ask(given)
             pairs = [[log, one, None] for log, one in zip(logs, tokens, strict=True)]
             meta = {"output_token_logprobs": pairs, "cached_tokens": cached}
             self.say({"text": "", "meta_info": meta})
 
         def vllm(self, body: dict[str, Any]) -> None:
             salt, name = body.get("cache_salt", ""), body.get("request_id", "")
-            given = Asked(ids(body["prompt"]), body["max_tokens"], salt, name)
+            prompt, most = ids(body["prompt"]), body["max_tokens"]
+            hints = body.get("kv_transfer_params", {}).get("kvdock")
+            given = Asked(prompt, most, salt, name, hints)
             tokens, logs, cached = self.ask(given)
             words = [f"token_id:{one}" for one in tokens]
             logprobs = {"tokens": words, "token_logprobs": logs}

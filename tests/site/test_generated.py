@@ -18,6 +18,7 @@ SCRIPTS = [
     "settings",
     "metrics",
     "packages",
+    "hints",
     "manifests",
     "compatibility",
     "identity",

@@ -87,7 +87,13 @@ class EngineClient:
         return tuple(map(int, found["tokens"]))
 
     def complete(
-        self, prompt: Prompt, *, tokens: int, salt: str = "", name: str = ""
+        self,
+        prompt: Prompt,
+        *,
+        tokens: int,
+        salt: str = "",
+        name: str = "",
+        hints: Mapping[str, object] | None = None,
     ) -> Completion:
         """Let it answer a prompt greedily.
 
@@ -96,6 +102,7 @@ class EngineClient:
             tokens: How many tokens to make, whatever they are.
             salt: Keeps the request apart from all that is cached; "" for none.
             name: The request's id, for the engine to use; "" for one of its own.
+            hints: An envelope of hints for storage.
 
         Raises:
             KvdockError: If it refuses.
@@ -106,6 +113,7 @@ class EngineClient:
             sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
             body |= {key: prompt, "sampling_params": sampling, "return_logprob": True}
             body |= {"rid": name} if name else {}
+            body |= {"kv_hints": hints} if hints else {}
             meta = self._ask("/generate", body)["meta_info"]
             found = meta["output_token_logprobs"]
             return Completion(
@@ -119,6 +127,7 @@ class EngineClient:
             "return_tokens_as_token_ids": True,
         }  # fmt: skip
         body |= {"request_id": name} if name else {}
+        body |= {"kv_transfer_params": {"kvdock": hints}} if hints else {}
         answer = self._ask("/v1/completions", body)
         logprobs = answer["choices"][0]["logprobs"]
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}

@@ -15,8 +15,12 @@ class Capacity:
             that is not known.
         failed_bytes: What could not be written and is set aside: a disk may be
             failing.
+        promised_bytes: What is promised to be kept.
+        promise_limit_bytes: What may be promised; 0 where nothing may.
     """
 
     used_bytes: int
     limit_bytes: int = 0
     failed_bytes: int = 0
+    promised_bytes: int = 0
+    promise_limit_bytes: int = 0

@@ -140,6 +140,29 @@ class LookupSkipped:
 
 
 @attrs.frozen(kw_only=True)
+class HintAnswered:
+    """An action of a request's hints was read, or pages were answered.
+
+    Args:
+        request: The engine's own id of it.
+        action: The action's type; "other" for one that is not known, and "stored"
+            for pages that requests with hints have stored since.
+        action_id: The client's id of it.
+        outcome: "taken", "ignored", "malformed" or "dropped"; "" for pages.
+        pool: Whose pages.
+        pages: How many of them were answered how: a `RetentionAnswer`; of a
+            prefetch "queued", "present", "absent" or "unsupported".
+    """
+
+    request: str
+    action: str
+    action_id: str = ""
+    outcome: str = ""
+    pool: str = ""
+    pages: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
 class PagesCopied:
     """Pages were copied from one tier to another, or a copy was dropped.
 
@@ -279,12 +302,16 @@ class StoreFilled:
         used_bytes: What pages take.
         limit_bytes: What they may take; 0 where that is not known.
         failed_bytes: What could not be written and is set aside.
+        promised_bytes: What is promised to be kept.
+        promise_limit_bytes: What may be promised; 0 where nothing may.
     """
 
     backend: str
     used_bytes: int
     limit_bytes: int
     failed_bytes: int = 0
+    promised_bytes: int = 0
+    promise_limit_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -459,6 +486,7 @@ Event = (
     | RequestArrived
     | MessageRefused
     | LookupSkipped
+    | HintAnswered
     | PagesAnswered
     | PagesCopied
     | PoolsAttached

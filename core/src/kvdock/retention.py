@@ -58,6 +58,14 @@ class Retention:
         """Return whether anything is asked for."""
         return bool(self.keep_until or self.expire_at)
 
+    def no_longer_than(self, max_age_s: float) -> Retention:
+        """Return the same for pages that no one is served after an age; 0 for any."""
+        if not max_age_s:
+            return self
+        latest = self.lasting(max_age_s=max_age_s).expire_at
+        end = min(self.expire_at or latest, latest)
+        return Retention(min(self.keep_until, end), end)
+
     @classmethod
     def lasting(
         cls,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from kvdock.retention import Retention, RetentionAnswer
+
 
 GROUP = "kvdock.stores"
 
@@ -41,6 +43,8 @@ class PoolSurvey:
         stored_bytes: Bytes of those objects.
         file_bytes: Bytes of all files, free slots and leftovers among them.
         corrupt_records: Records that are not whole.
+        promised_bytes: Bytes of objects that are promised now.
+        expiring: Objects that have a time from which on they are not served.
     """
 
     pool: str
@@ -50,6 +54,8 @@ class PoolSurvey:
     stored_bytes: int
     file_bytes: int
     corrupt_records: int
+    promised_bytes: int = 0
+    expiring: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -81,6 +87,16 @@ class NamespaceSurvey:
     def file_bytes(self) -> int:
         """Bytes of all files."""
         return sum(pool.file_bytes for pool in self.pools)
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes of all pools that are promised now."""
+        return sum(pool.promised_bytes for pool in self.pools)
+
+    @property
+    def expiring(self) -> int:
+        """Objects of all pools that have a time."""
+        return sum(pool.expiring for pool in self.pools)
 
 
 class DamagedPage(Protocol):
@@ -161,6 +177,11 @@ class PageReceiver(Protocol):
     def take(self, page: StoredPage, data: bytes) -> bool:
         """Store an object; return whether it can be read again, right."""
 
+    def retain(
+        self, pages: Sequence[StoredPage], asked: Retention
+    ) -> Mapping[RetentionAnswer, int]:
+        """Promise stored objects, or let them expire; return the answers."""
+
 
 class Store(Protocol):
     """What one place holds, namespace by namespace.
@@ -216,13 +237,16 @@ class Store(Protocol):
             The bytes that were freed.
         """
 
-    def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
+    def pages(
+        self, namespace: str, keys: Sequence[str] = (), *, expiring: bool = False
+    ) -> Iterator[StoredPage]:
         """Yield the objects of a namespace.
 
         Args:
             namespace: Its digest.
             keys: Whole keys that are known: where the store keeps digests only, an
                 object of one of them has its key.
+            expiring: Those that expire as well; a copy of one would not.
         """
 
     def receive(

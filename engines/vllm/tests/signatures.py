@@ -73,7 +73,14 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "OffloadingHistogramMetadata": ("buckets",),
             "LookupResult": ("HIT", "MISS", "RETRY"),
             "Medium": ("STORAGE",),
-            "ReqContext": ("req_id",),
+            "ReqContext": (
+                "req_id",
+                "kv_hints",
+                "kv_transfer_params",
+                "set_state",
+                "get_state",
+                "get_offload_key_position",
+            ),
             "RequestOffloadingContext": (),
         },
         f"{_OFFLOADING}/config.py": {
@@ -93,9 +100,16 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "OffloadingConnectorScheduler": (
                 "_lookup_complete_chunks",
                 "_reachable_store_block_mask",
+                "_req_status",
+            ),
+            "RequestOffloadState": (
+                "update_offload_keys",
+                "group_states",
+                "req_context",
             ),
             "GroupOffloadConfig": (
                 "group_idx",
+                "hashes_per_chunk",
                 "tokens_per_block",
                 "tokens_per_chunk",
                 "sliding_window_size_in_chunks",
@@ -115,6 +129,16 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "KVConnectorBase_V1": (
                 "get_handshake_metadata",
                 "set_xfer_handshake_metadata_pp_aware",
+            ),
+        },
+        "vllm/v1/request.py": {
+            "Request": (
+                "kv_hints",
+                "block_hashes",
+                "mm_features",
+                "all_token_ids",
+                "_all_token_ids",
+                "_block_hasher",
             ),
         },
         "vllm/v1/engine/core.py": {

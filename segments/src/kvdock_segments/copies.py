@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, Operation, Outcome
+from kvdock.retention import RetentionAnswer
 from kvdock.stores import StoredPage
 from kvdock_segments.format import key_digests, key_seed
 from kvdock_segments.inspect import location, segments_of
@@ -19,28 +21,30 @@ from kvdock_segments.store import SegmentStore
 from kvdock_segments.verify import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from kvdock.arrays import ByteArray
+    from kvdock.retention import Retention
+    from kvdock.stores import PoolSurvey
     from kvdock_segments.inspect import Location
     from kvdock_segments.limits import StoreLimits, StoreLocation
 
+_BATCH = 4096
 _CALL_S = 60.0
 """Time for one object: a copy as a whole takes as long as there are objects."""
 
 
 def stored_pages(
-    root: Path, namespace: str, keys: Sequence[str] = ()
+    root: Path, namespace: str, keys: Sequence[str] = (), *, expiring: bool = False
 ) -> Iterator[StoredPage]:
     """Yield the objects of a namespace; those that go meanwhile read as None.
-
-    Objects that expire are left out.
 
     Args:
         root: The store's root directory.
         namespace: Its digest.
         keys: Whole keys that are known: an object of one of them has its key.
+        expiring: Those that expire as well.
     """
     digests = key_digests(keys, key_seed(namespace)) if keys else ()
     known = {one.tobytes(): key for one, key in zip(digests, keys, strict=True)}
@@ -48,7 +52,7 @@ def stored_pages(
         for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
             spot = location(root / namespace, pool, name, contents, slot)
             record = contents.records[slot]
-            if record["expire_at"]:
+            if record["expire_at"] and not expiring:
                 continue  # a copy would be served after its time
             digest = np.array([record["key_low"], record["key_high"]]).tobytes()
             yield StoredPage(
@@ -100,6 +104,29 @@ class SegmentReceiver:
         memory[:] = 0
         return self._run(Operation.GET, page, memory) and memory.tobytes() == data
 
+    def retain(
+        self, pages: Sequence[StoredPage], asked: Retention
+    ) -> Mapping[RetentionAnswer, int]:
+        """Promise stored objects, or let them expire; return the answers."""
+        answers: Counter[RetentionAnswer] = Counter()
+        by_store: dict[SegmentStore, list[str]] = {}
+        for page in pages:
+            store = self._store_of(page.pool, page.nbytes)
+            by_store.setdefault(store, []).append(page.digest.hex())
+        for store, digests in by_store.items():
+            for start in range(0, len(digests), _BATCH):
+                some = digests[start : start + _BATCH]
+                ends = np.full(len(some), asked.expire_at) if asked.expire_at else None
+                batch = Batch(
+                    Operation.RETAIN,
+                    some,
+                    deadline_s=time.monotonic() + _CALL_S,
+                    keep_until=asked.keep_until,
+                    expire_at=ends,
+                )
+                answers.update(map(_answer, store.run(batch).outcomes.tolist()))
+        return answers
+
     def _run(self, operation: Operation, page: StoredPage, memory: ByteArray) -> bool:
         seed = key_seed(self.place.namespace)
         digest = page.digest or key_digests([page.key], seed)[0].tobytes()
@@ -111,15 +138,30 @@ class SegmentReceiver:
             time.monotonic() + _CALL_S,
             page.pool,
         )
-        return int(self._store_of(page).run(batch).outcomes[0]) == Outcome.OK
+        store = self._store_of(page.pool, page.nbytes)
+        return int(store.run(batch).outcomes[0]) == Outcome.OK
 
-    def _store_of(self, page: StoredPage) -> SegmentStore:
-        kind = page.pool, page.nbytes
+    def erase_expired(self, pools: Iterable[PoolSurvey]) -> None:
+        """Overwrite objects whose time is over."""
+        for one in pools:
+            if one.expiring:
+                self._store_of(one.pool, one.object_bytes).erase_expired()
+
+    def _store_of(self, pool: str, nbytes: int) -> SegmentStore:
+        kind = pool, nbytes
         if kind not in self._stores:
-            place = attrs.evolve(self.place, pool=page.pool, object_bytes=[page.nbytes])
+            place = attrs.evolve(self.place, pool=pool, object_bytes=[nbytes])
             store = SegmentStore(place, PosixIOEngine(), self.limits)
             self._stores[kind] = self.opened.enter_context(store)
         return self._stores[kind]
+
+
+def _answer(outcome: int) -> RetentionAnswer:
+    known = {
+        Outcome.OK: RetentionAnswer.ACCEPTED,
+        Outcome.ABSENT: RetentionAnswer.ABSENT,
+    }
+    return known.get(Outcome(outcome), RetentionAnswer.CLIPPED)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from kvdock.config import structure
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
 from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
-from kvdock_segments.copies import receiver, stored_pages
+from kvdock_segments.copies import SegmentReceiver, receiver, stored_pages
 from kvdock_segments.limits import StoreLimits, StoreLocation
 from kvdock_segments.verify import verify_namespace
 
@@ -102,14 +102,21 @@ class DirectoryStore:
                 fix="Name the root of a backend.",
             )
 
-    def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
+    def pages(
+        self, namespace: str, keys: Sequence[str] = (), *, expiring: bool = False
+    ) -> Iterator[StoredPage]:
         """Yield the objects of a namespace."""
-        return stored_pages(self.root, namespace, keys)
+        return stored_pages(self.root, namespace, keys, expiring=expiring)
 
     def receive(
         self, namespace: str, record: bytes
     ) -> AbstractContextManager[PageReceiver]:
         """Open the store, new or not, for objects that are copied to it."""
+        return self._receiver(namespace, record)
+
+    def _receiver(
+        self, namespace: str, record: bytes
+    ) -> AbstractContextManager[SegmentReceiver]:
         place = StoreLocation(
             root=self.root,
             namespace=namespace,
@@ -156,6 +163,9 @@ class DirectoryStore:
     ) -> int:
         """Delete what crashed writers left, and the coldest pages if asked to.
 
+        What has expired is overwritten first, unless an engine is writing beside it:
+        that engine does it.
+
         Raises:
             KvdockError: If pages are to be deleted by their age.
         """
@@ -165,6 +175,10 @@ class DirectoryStore:
                 fix="Give --to with the bytes that may stay, or set the quota of the "
                 "backend.",
             )
+        pools = self.survey(namespace).pools
+        if any(one.expiring for one in pools):
+            with self._receiver(namespace, b"") as opened:
+                opened.erase_expired(pools)
         return inspect.gc(
             self.root, namespace, to_bytes=to_bytes, newer=newer, shared=self.shared
         )

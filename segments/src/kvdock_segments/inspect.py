@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -257,13 +258,16 @@ def describe_namespace(root: Path, namespace: str) -> NamespaceSurvey:
         listed = NamespaceUsage(fd).bytes_of()
     fits = bool(record) and paths.fits(record, namespace)
     about = _about(record) if fits else {}
-    totals = {folder: np.zeros(4, np.int64) for folder in listed}
+    totals = {folder: np.zeros(6, np.int64) for folder in listed}
     used_ns = 0
     for folder, _, contents in segments_of(root, namespace):
         live = contents.records["check"] != 0
         nbytes = contents.object_bytes * int(live.sum())
+        kept = live & (contents.records["keep_until"] > time.time())
+        timed = live & (contents.records["expire_at"] > 0)
         one = [1, int(live.sum()), nbytes, len(contents.corrupt_slots)]
-        totals.setdefault(folder, np.zeros(4, np.int64))[:] += one
+        one += [contents.slot_bytes * int(kept.sum()), int(timed.sum())]
+        totals.setdefault(folder, np.zeros(6, np.int64))[:] += one
         if live.any():
             used_ns = max(used_ns, int(contents.used_ns[live].max()))
     return NamespaceSurvey(
@@ -292,7 +296,7 @@ def _pool_survey(
     folder: str, total: npt.NDArray[np.int64], file_bytes: int
 ) -> PoolSurvey:
     pool, _, object_bytes = folder.rpartition(".")
-    segments, pages, stored_bytes, corrupt_records = total.tolist()
+    segments, pages, stored_bytes, corrupt, promised_bytes, expiring = total.tolist()
     return PoolSurvey(
         pool=pool,
         object_bytes=int(object_bytes),
@@ -300,7 +304,9 @@ def _pool_survey(
         pages=pages,
         stored_bytes=stored_bytes,
         file_bytes=file_bytes,
-        corrupt_records=corrupt_records,
+        corrupt_records=corrupt,
+        promised_bytes=promised_bytes,
+        expiring=expiring,
     )
 
 

@@ -436,13 +436,17 @@ class SegmentStore(ClosedAfterUse):
             counts=MappingProxyType(dict(self.counts)),
         )
 
+    def erase_expired(self) -> int:
+        """Overwrite pages whose time is over; return how many."""
+        return 0 if self._awaits_room else self._retainer.erase_expired()
+
     def capacity(self) -> Capacity:
         """Measure the namespace against its quota, or against the free space.
 
         What failed are slots of this pool that could not be written. Cheap: it adds
         up sizes of files, not of pages.
         """
-        failed = 0
+        failed = promised = promises = 0
         if self._awaits_room:
             used, free = 0, self._free_bytes()
             place = self.place
@@ -456,10 +460,12 @@ class SegmentStore(ClosedAfterUse):
             self._check_fork()
             used, free = self._allocator.usage_bytes(), self._allocator.free_bytes()
             failed = self._catalog.failed_bytes()
+            promised = self._allocator.budget.promised_bytes()
+            promises = self._allocator.promise_bytes()
         limit = used + max(0, free - self._limits.free_bytes)
         # A limit of 0 would mean that it is not known.
         limit = max(1, min(limit, self._limits.quota_bytes or limit))
-        return Capacity(used, limit, failed)
+        return Capacity(used, limit, failed, promised, promises)
 
     def _free_bytes(self) -> int:
         """Return the free space where the root is, or will be created."""

@@ -11,9 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import attrs
+
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.namespace import canonical
 from kvdock.plugin import import_entry_point, usable_entry_points
+from kvdock.retention import Retention
 from kvdock.stores import GROUP
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock_cli import progress
@@ -49,6 +52,7 @@ def ls(
     *,
     sort: Order | None = None,
     reverse: bool = False,
+    retained: bool = False,
     set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
@@ -59,17 +63,21 @@ def ls(
         sort: The largest, the longest unused, or the one with most pages first,
             or by model; else by digest.
         reverse: The other way round.
+        retained: Only those with pages that are promised, or that expire, and how
+            many.
         set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
     store = open_store(target, set_)
     with progress.shown("reading") as bar:
         found = [done for _, done in _each(store, "", store.survey, bar)]
+    if retained:
+        found = [one for one in found if one.promised_bytes or one.expiring]
     if sort:
         found.sort(key=_order(sort))
     if reverse:
         found.reverse()
-    text = report.listing_text(found, style_of())
+    text = report.listing_text(found, style_of(), retained=retained)
     return emit(text, report.listing_data(found), as_json=json)
 
 
@@ -278,10 +286,7 @@ def copy(  # noqa: PLR0913 - one option each
     """
     if source.rstrip("/") == target.rstrip("/"):
         raise UsageProblem("source and target are the same store")
-    wanted = hashes.read_text().split() if hashes else []
-    now_ns = time.time_ns()
-    first_ns = now_ns - int(parse_seconds(newer) * 1e9) if newer else 0
-    last_ns = now_ns - int(parse_seconds(older) * 1e9) if older else now_ns
+    choice = _Choice.of(older, newer, hashes)
     near = open_store(source, ())
     far = open_store(target, set_, shared_root=shared_root)
     found: list[report.Copied] = []
@@ -295,8 +300,7 @@ def copy(  # noqa: PLR0913 - one option each
         for one in seen:
             counts = report.Copied(one.namespace, one.model)
             found.append(counts)
-            head = f"{one.namespace}/"
-            keys = {line if "/" in line else head + line: None for line in wanted}
+            keys = choice.keys_in(one.namespace)
             given = near.record(one.namespace)
             record = canonical(given) if given else b""
             with ExitStack() as opened:
@@ -307,9 +311,7 @@ def copy(  # noqa: PLR0913 - one option each
                 bar.label, bar.note = "copying", one.namespace[:_SHORT]
                 for page in near.pages(one.namespace, [*keys]):
                     bar.advance(page.nbytes)
-                    if (wanted and page.key not in keys) or not (
-                        first_ns <= page.used_ns <= last_ns
-                    ):
+                    if not choice.takes(page, keys):
                         continue
                     counts.add(_copy(page, receiver), page.nbytes)
     text = report.copied_text(found, style_of(), dry_run=dry_run)
@@ -326,6 +328,167 @@ def _copy(page: StoredPage, receiver: PageReceiver | None) -> str:
     if data is None:
         return "damaged"
     return "copied" if receiver.take(page, data) else "failed"
+
+
+def retain(  # noqa: PLR0913 - one option each
+    target: str,
+    namespace: str = "",
+    /,
+    *,
+    keep: str = "",
+    older: str = "",
+    newer: str = "",
+    hashes: Path | None = None,
+    dry_run: bool = False,
+    shared_root: bool = False,
+    set_: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
+    """Promise pages a time in which nothing evicts them; 1 if some get no promise.
+
+    The budget is that of the engines: give their quota, and their retained_share,
+    with --set. A page that an engine is writing beside gets its promise later.
+
+    Args:
+        target: The store's root directory.
+        namespace: One namespace; enough of its first digits.
+        keep: For how long from now, such as "24 h".
+        older: Only pages that were last stored or read longer ago, such as "1 h".
+        newer: Only pages that were stored or read since then.
+        hashes: A file of keys, one a line: a page's hash with its suffix, or all of
+            the key; only these pages, the first ones first.
+        dry_run: Only say what would be promised.
+        shared_root: Accept a root that others own or may write.
+        set_: Settings of its backend, as KEY=VALUE.
+        json: Print one line of JSON.
+    """
+    if not keep:
+        raise UsageProblem("nothing says for how long", fix='Give --keep, as in "1 h".')
+    if not any(pair.startswith("quota=") for pair in set_):
+        raise UsageProblem(
+            "promises are bounded by a share of the quota, and none is given",
+            fix="Give that of the engines: --set quota=SIZE, or --set quota=0.",
+        )
+    asked = Retention.lasting(keep_s=parse_seconds(keep))
+    which = (namespace, older, newer, hashes)
+    return _retain(target, which, asked, dry_run, shared_root, set_, json)
+
+
+def expire(  # noqa: PLR0913 - one option each
+    target: str,
+    namespace: str = "",
+    /,
+    *,
+    after: str = "",
+    older: str = "",
+    newer: str = "",
+    hashes: Path | None = None,
+    dry_run: bool = False,
+    shared_root: bool = False,
+    set_: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
+    """Let pages expire: none is served from then on; 1 if some do not.
+
+    An engine that has the namespace open overwrites them soon after; without one
+    `kvdock store gc` does.
+
+    Args:
+        target: The store's root directory.
+        namespace: One namespace; enough of its first digits.
+        after: In how long from now, such as "0 s".
+        older: Only pages that were last stored or read longer ago, such as "1 h".
+        newer: Only pages that were stored or read since then.
+        hashes: A file of keys, one a line: a page's hash with its suffix, or all of
+            the key; only these pages.
+        dry_run: Only say what would expire.
+        shared_root: Accept a root that others own or may write.
+        set_: Settings of its backend, as KEY=VALUE.
+        json: Print one line of JSON.
+    """
+    if not after:
+        raise UsageProblem("nothing says when", fix='Give --after, as in "0 s".')
+    asked = Retention.lasting(expire_s=parse_seconds(after))
+    which = (namespace, older, newer, hashes)
+    return _retain(target, which, asked, dry_run, shared_root, set_, json)
+
+
+def _retain(  # noqa: PLR0913, PLR0917 - what two commands were given
+    target: str,
+    which: tuple[str, str, str, Path | None],
+    asked: Retention,
+    dry_run: bool,  # noqa: FBT001 - same
+    shared_root: bool,  # noqa: FBT001 - same
+    pairs: Sequence[str],
+    as_json: bool,  # noqa: FBT001 - same
+) -> int:
+    """Change the times of the pages that are chosen."""
+    namespace, older, newer, hashes = which
+    if not any(which):
+        raise UsageProblem(
+            "nothing says which pages",
+            fix="Give a namespace, --older, --newer or --hashes; several narrow it.",
+        )
+    chosen_pages = _Choice.of(older, newer, hashes)
+    store = open_store(target, pairs, shared_root=shared_root)
+
+    def work(name: str) -> report.Retained:
+        found = chosen_pages.of_namespace(store, name)
+        counts = report.Retained(name, len(found), sum(one.nbytes for one in found))
+        if found and not dry_run:
+            with store.receive(name, b"") as receiver:
+                for answer, pages in receiver.retain(found, asked).items():
+                    counts.answers[answer.name.lower()] = pages
+        return counts
+
+    with progress.shown("changing") as bar:
+        rows = [done for _, done in _each(store, namespace, work, bar)]
+    rows = [row for row in rows if row.pages or namespace]
+    text = report.retained_text(rows, style_of(), dry_run=dry_run)
+    return emit(text, report.retained_data(rows, dry_run=dry_run), as_json=as_json)
+
+
+@attrs.frozen
+class _Choice:
+    """Which pages of a store are meant.
+
+    Args:
+        wanted: Keys, or what follows the namespace in them, in order; empty for all.
+        first_ns: When a page was used at the earliest.
+        last_ns: The same, at the latest.
+    """
+
+    wanted: Sequence[str]
+    first_ns: int
+    last_ns: int
+
+    @classmethod
+    def of(cls, older: str, newer: str, hashes: Path | None) -> _Choice:
+        """Read what the user gave."""
+        now_ns = time.time_ns()
+        return cls(
+            hashes.read_text().split() if hashes else (),
+            now_ns - int(parse_seconds(newer) * 1e9) if newer else 0,
+            now_ns - int(parse_seconds(older) * 1e9) if older else now_ns,
+        )
+
+    def keys_in(self, namespace: str) -> dict[str, int]:
+        """Return whole keys that may be of a namespace, and their order."""
+        head = f"{namespace}/"
+        lines = (line if "/" in line else head + line for line in self.wanted)
+        return {key: at for at, key in enumerate(lines)}
+
+    def takes(self, page: StoredPage, keys: Mapping[str, int]) -> bool:
+        """Return whether a page is meant."""
+        named = not self.wanted or page.key in keys
+        return named and self.first_ns <= page.used_ns <= self.last_ns
+
+    def of_namespace(self, store: Store, namespace: str) -> list[StoredPage]:
+        """Return the pages of a namespace that are meant, in the order given."""
+        keys = self.keys_in(namespace)
+        every = store.pages(namespace, [*keys], expiring=True)
+        found = [page for page in every if self.takes(page, keys)]
+        return sorted(found, key=lambda page: keys.get(page.key, 0))
 
 
 def open_store(
@@ -432,6 +595,15 @@ def _each(
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"ls": ls, "stat": stat, "verify": verify, "gc": gc, "rm": rm, "copy": copy}
+    {
+        "ls": ls,
+        "stat": stat,
+        "verify": verify,
+        "gc": gc,
+        "rm": rm,
+        "copy": copy,
+        "retain": retain,
+        "expire": expire,
+    }
 )
 """The commands below `kvdock store`."""

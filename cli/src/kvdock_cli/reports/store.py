@@ -22,10 +22,19 @@ def listing_text(
     surveys: Sequence[NamespaceSurvey],
     style: Style = PLAIN,
     outcomes: Sequence[str | Cell] = (),
+    *,
+    retained: bool = False,
 ) -> str:
-    """Render one line for each namespace, with what became of it if that is given."""
+    """Render one line for each namespace, with what became of it if that is given.
+
+    Args:
+        surveys: The namespaces.
+        style: Of the terminal.
+        outcomes: What became of each.
+        retained: Whether to show what is promised, and what expires.
+    """
     if not surveys:
-        return "the store is empty"
+        return "no page is promised or expires" if retained else "the store is empty"
     rows = [
         (
             one.namespace[:_SHORT],
@@ -34,11 +43,17 @@ def listing_text(
             str(one.pages),
             format_bytes(one.file_bytes),
             _day(one.used_ns),
+            *(
+                (format_bytes(one.promised_bytes), str(one.expiring))
+                if retained
+                else ()
+            ),
             *outcomes[at : at + 1],
         )
         for at, one in enumerate(surveys)
     ]
     headings = ["NAMESPACE", "MODEL", "REVISION", "PAGES", "SIZE", "LAST USED"]
+    headings += ["PROMISED", "EXPIRING"] if retained else []
     headings += ["OUTCOME"] if outcomes else []
     drop = ["REVISION", "LAST USED"]
     fold = ["MODEL", "REVISION", "LAST USED", "OUTCOME"]
@@ -282,6 +297,58 @@ def copied_data(found: Sequence[Copied], *, dry_run: bool) -> dict[str, object]:
         "ok": not any(one.damaged or one.failed for one in found),
         "dry_run": dry_run,
         "namespaces": plain(found),
+    }
+
+
+@attrs.define
+class Retained:
+    """What became of the objects of a namespace whose times were to change.
+
+    Args:
+        namespace: Its digest.
+        pages: Objects that were chosen.
+        nbytes: Bytes of those.
+        answers: How many were "accepted", "clipped", "absent" or "unsupported".
+    """
+
+    namespace: str
+    pages: int
+    nbytes: int
+    answers: dict[str, int] = attrs.field(factory=dict)
+
+
+def retained_text(
+    rows: Sequence[Retained], style: Style = PLAIN, *, dry_run: bool
+) -> str:
+    """Render how many objects of each namespace got their times."""
+    if not any(row.pages for row in rows):
+        return "no page matches"
+    shown = [
+        (
+            row.namespace[:_SHORT],
+            str(row.pages),
+            format_bytes(row.nbytes),
+            ", ".join(f"{n} {answer}" for answer, n in sorted(row.answers.items()))
+            or ("would change" if dry_run else "-"),
+        )
+        for row in rows
+    ]
+    lines = table(("NAMESPACE", "PAGES", "BYTES", "ANSWERS"), shown, style)
+    if any("clipped" in row.answers for row in rows) and not dry_run:
+        lines.append(
+            "What is clipped is stored without it: the budget is spent, or an engine "
+            "is writing beside it; try again later."
+        )
+    return "\n".join(lines)
+
+
+def retained_data(rows: Sequence[Retained], *, dry_run: bool) -> dict[str, object]:
+    """Describe the answers as data; what did not get its time is a problem."""
+    return {
+        "schema": "kvdock.store-retain/1",
+        "ok": not any(set(row.answers) - {"accepted"} for row in rows),
+        "dry_run": dry_run,
+        "namespaces": plain(rows),
     }
 
 

@@ -54,6 +54,8 @@ class BackendView:
     held_batches: float
     used_bytes: float
     limit_bytes: float
+    promised_bytes: float
+    promise_limit_bytes: float
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +121,7 @@ def view_of(
                 )),
                 default=0.0,
             )
-            for state in ("used", "limit")
+            for state in ("used", "limit", "promised", "promise_limit")
         }  # fmt: skip
         put = {"backend": backend, "operation": "put"}
         get = {"backend": backend, "operation": "get"}
@@ -134,6 +136,8 @@ def view_of(
             held_batches=now.total("kvdock_held_batches", backend=backend),
             used_bytes=fill["used"],
             limit_bytes=fill["limit"],
+            promised_bytes=fill["promised"],
+            promise_limit_bytes=fill["promise_limit"],
         )
 
     def tier_of(tier: str) -> TierView:
@@ -172,11 +176,20 @@ def as_text(view: View, style: Style = PLAIN) -> str:
     )
     lines.append("")
     lines += table(
-        ("BACKEND", "BREAKERS", "WRITTEN", "READ", "STORE", "ABANDONED", "HELD"),
+        (
+            "BACKEND",
+            "BREAKERS",
+            "WRITTEN",
+            "READ",
+            "STORE",
+            "PROMISED",
+            "ABANDONED",
+            "HELD",
+        ),
         [_backend_row(one) for one in view.backends],
         style,
         fold=["BREAKERS"],
-        drop=["HELD", "ABANDONED"],
+        drop=["HELD", "ABANDONED", "PROMISED"],
     )
     if view.tiers:
         heads = ("TIER", "LOADED", "COPIED TO IT", "NOT COPIED", "QUEUE")
@@ -234,9 +247,18 @@ def _backend_row(one: BackendView) -> Row:
         _moved(one.written_bytes, one.written_per_s),
         _moved(one.read_bytes, one.read_per_s),
         Cell(store, tone),
+        _promised(one),
         behind,
         f"{one.held_batches:.0f}",
     )
+
+
+def _promised(one: BackendView) -> str:
+    """Say what is promised, and how much more may be."""
+    if not one.promise_limit_bytes:
+        return "-"
+    free = max(0, int(one.promise_limit_bytes - one.promised_bytes))
+    return f"{format_bytes(int(one.promised_bytes))}, {format_bytes(free)} free"
 
 
 def _moved(total: float, per_s: float | None) -> str:

@@ -220,6 +220,9 @@ class RetentionSettings:
         least="10 s",
         help="How soon after its time an expired page is overwritten.",
     )
+    hints: bool = option(
+        True, help="Whether hints that clients send with requests are followed."
+    )
 
 
 @attrs.frozen(kw_only=True)

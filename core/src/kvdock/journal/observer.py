@@ -26,6 +26,7 @@ from kvdock.config import count, path, size
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.events import (
     Event,
+    HintAnswered,
     LookupSkipped,
     Origin,
     PagesAnswered,
@@ -38,6 +39,7 @@ from kvdock.journal.records import (
     JournalRecord,
     encode,
     journal_files,
+    record_of_hint,
     record_of_pages,
     record_of_pools,
     record_of_skipped,
@@ -140,6 +142,8 @@ class Journal:
                 self._add(partial(record_of_pools, time.time(), event, origin))
             case LookupSkipped():
                 self._add(partial(record_of_skipped, time.time(), event, origin))
+            case HintAnswered():
+                self._add(partial(record_of_hint, time.time(), event, origin))
             case StoreFilled(backend=backend):
                 # A limit of one byte is that of an empty store without any room.
                 full = 0 < event.limit_bytes * _FULL <= max(1, event.used_bytes)

@@ -20,7 +20,13 @@ from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
-    from kvdock.events import LookupSkipped, Origin, PagesAnswered, PoolsAttached
+    from kvdock.events import (
+        HintAnswered,
+        LookupSkipped,
+        Origin,
+        PagesAnswered,
+        PoolsAttached,
+    )
 
 VERSION = 1
 SUFFIX = ".jsonl"
@@ -29,6 +35,8 @@ HASH_CHARS = 16
 journal apart, and each byte costs an engine time."""
 ATTACHED = "attached"
 """What a record of an attachment has as its operation."""
+HINT = "hint"
+"""What a record of a hint that was answered has as its operation."""
 SKIPPED = "skipped"
 """What a record of a lookup that the engine left out has as its operation."""
 
@@ -47,8 +55,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         version: Of this form.
         at_s: When, in seconds since 1970.
         operation: "exists", "get", "put", "clear", "retain" where the time of stored
-            pages was changed, "attached", or "skipped" where the engine did not ask
-            storage.
+            pages was changed, "attached", "hint", or "skipped" where the engine did
+            not ask storage.
         namespace: The digest of the namespace.
         rank: The process among those of its deployment.
         request: The engine's request, "" where it is not known.
@@ -66,6 +74,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         record: Of an attachment: what its namespace covers.
         expire_at: From when on stored pages are not served, in seconds since 1970.
         max_age_s: Of an attachment: how long pages are served that say no time.
+        action: Of a hint: its type and the client's id of it; `outcomes` has what
+            became of the action, or of its pages.
         dropped: Records that were lost before this one, because they came faster
             than they could be written.
     """
@@ -85,6 +95,7 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     pools: tuple[Mapping[str, Any], ...] = ()
     refused: Mapping[str, str] = {}
     record: Mapping[str, Any] = {}
+    action: tuple[str, str] = ("", "")
     dropped: int = 0
     expire_at: int = 0
     max_age_s: float = 0.0
@@ -139,6 +150,21 @@ def record_of_skipped(
     """Describe a lookup that the engine left out."""
     who = (origin.namespace, origin.rank, event.request)
     return JournalRecord(VERSION, at_s, SKIPPED, *who, held_back=event.reason)
+
+
+def record_of_hint(at_s: float, event: HintAnswered, origin: Origin) -> JournalRecord:
+    """Describe how a hint was answered."""
+    return JournalRecord(
+        version=VERSION,
+        at_s=at_s,
+        operation=HINT,
+        namespace=origin.namespace,
+        rank=origin.rank,
+        request=event.request,
+        pool=event.pool,
+        outcomes=((event.outcome, 1),) if event.outcome else (*event.pages.items(),),
+        action=(event.action, event.action_id),
+    )
 
 
 def _plain(value: object) -> object:

@@ -164,8 +164,9 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_store_bytes", gauge,
-            "Bytes of a store: used by pages, its limit where it is reported, and "
-            "failed: what could not be written and is set aside.",
+            "Bytes of a store: used by pages, its limit where it is reported, "
+            "failed: what could not be written and is set aside, and where pages can "
+            "be promised what is promised and its promise_limit.",
             ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
@@ -203,6 +204,18 @@ def _metrics() -> tuple[Metric, ...]:
             "1 while pages of the pool were stored and found again, and none was "
             "ever restored.",
             ("pool",), mode="livemax",
+        ),
+        Metric(
+            "kvdock_hints_total", counter,
+            "Actions of requests' hints: taken, ignored as they are not known, "
+            "malformed, or dropped because too many wait.",
+            ("action", "outcome"),
+        ),
+        Metric(
+            "kvdock_hint_pages_total", counter,
+            "Pages of hints by how they were answered: accepted, clipped, absent, "
+            "unsupported; of a prefetch queued, present, absent, unsupported.",
+            ("action", "answer"),
         ),
         Metric(
             "kvdock_copied_pages_total", counter,
@@ -355,6 +368,10 @@ class EventMetrics(ABC):
         self._set(store, event.failed_bytes, event.backend, "failed", *whose)
         if event.limit_bytes:
             self._set(store, event.limit_bytes, event.backend, "limit", *whose)
+        if event.promise_limit_bytes:
+            promised, most = event.promised_bytes, event.promise_limit_bytes
+            self._set(store, promised, event.backend, "promised", *whose)
+            self._set(store, most, event.backend, "promise_limit", *whose)
 
     def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         labels = (event.backend, event.pool, event.operation)
@@ -395,6 +412,13 @@ class EventMetrics(ABC):
                 self._count_restored(event, whose)
             case events.PagesCopied():
                 self._count_copied(event, whose)
+            case events.HintAnswered():
+                if event.outcome:
+                    labels = (event.action, event.outcome)
+                    self._add("kvdock_hints_total", 1, *labels, *whose)
+                for answer, pages in event.pages.items():
+                    labels = (event.action, answer)
+                    self._add("kvdock_hint_pages_total", pages, *labels, *whose)
             case events.RowsSent():
                 rows = "kvdock_sent_rows_total"
                 self._add(rows, event.rows, event.pool, "all", *whose)

@@ -305,14 +305,7 @@ class BackgroundTasks:
             found = None
         self._schedule_poll()
         if found is not None and self._notify is not None:
-            self._notify(
-                StoreFilled(
-                    backend=name,
-                    used_bytes=found.used_bytes,
-                    limit_bytes=found.limit_bytes,
-                    failed_bytes=found.failed_bytes,
-                )
-            )
+            self._notify(StoreFilled(backend=name, **attrs.asdict(found)))
 
 
 KeyBuilder = Callable[[], Sequence[str]]

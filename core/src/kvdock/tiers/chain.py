@@ -9,6 +9,7 @@ page; the other tiers get it later, as a copy.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -190,6 +191,25 @@ class Chain:
                 names = [one for one, used in zip(hashes, again, strict=True) if used]
                 self._copy(found_at, tier, names, promoted=True)
 
+    def prefetch(self, hashes: Sequence[str], deadline_s: float) -> dict[str, int]:
+        """Copy pages of the tiers behind to the nearest; return how many ended how.
+
+        They are copied in the background, whatever the rules of promotion say: they
+        were asked for.
+        """
+        counts = Counter[str]()
+        left = list(hashes)
+        for at, tier in enumerate(self.tiers):
+            there = tier.find(left, deadline_s).tolist() if left else []
+            names = [one for one, had in zip(left, there, strict=True) if had]
+            left = [one for one, had in zip(left, there, strict=True) if not had]
+            moved = at and self._copy(at, self.tiers[0], names, promoted=True)
+            counts["queued" if moved else "unsupported" if at else "present"] += len(
+                names
+            )
+        counts["absent"] += len(left)
+        return {answer: pages for answer, pages in counts.items() if pages}
+
     def store(
         self,
         hashes: Sequence[str],
@@ -246,18 +266,21 @@ class Chain:
         *,
         promoted: bool,
         keep_until: int = 0,
-    ) -> None:
+    ) -> bool:
+        """Queue a copy; return whether both tiers have memory for copies."""
         has, wants = self.tiers[source].copies, target.copies
-        if has is not None and wants is not None:
-            others = [
-                one.copies
-                for one in self.tiers
-                if one.copies is not None and one.copies not in (has, wants)
-            ]
-            names = list(hashes)
-            self.copier.submit(
-                Copy(self.pool, has, wants, names, promoted, others, keep_until)
-            )
+        if has is None or wants is None:
+            return False
+        others = [
+            one.copies
+            for one in self.tiers
+            if one.copies is not None and one.copies not in (has, wants)
+        ]
+        names = list(hashes)
+        self.copier.submit(
+            Copy(self.pool, has, wants, names, promoted, others, keep_until)
+        )
+        return True
 
 
 def _rule(tier: Placed) -> Tier:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvdock.batch import Operation, Outcome
 from kvdock.events import PagesHeld
 from kvdock.keys import check_hashes
-from kvdock.retention import RetentionAnswer, combined
+from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.synchronization import check_deadline
 from kvdock.tiers.chain import Chain, EnginePages
 from kvdock.transfer.leases import Lease, PageLeases
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Scope
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
-    from kvdock.retention import CallTimes, Retention
     from kvdock.transfer.host_memory import HostBuffer
     from kvdock.transfer.modes import Transfer
     from kvdock.transfer.placement import Placement
@@ -238,6 +237,9 @@ class AttachedPool:
             deadline_s: Until when, over all batches.
             times: For PUT: how long the pages are kept and served.
         """
+        oldest = self.channel.core.retention.max_age
+        if oldest and times is None and operation is Operation.PUT:
+            times = CallTimes(Retention.lasting(max_age_s=oldest))
         near, call = self.placements[0], (hashes, pages, deadline_s, times)
         if self._chain is not None:
             return self._transfer_in_turn(self._chain, operation, *call)
@@ -269,6 +271,67 @@ class AttachedPool:
                 found = placement.retain(_at(hashes, left), asked, deadline_s)
                 there = found != RetentionAnswer.ABSENT
                 answers[left[there]] = found[there]
+        return answers
+
+    def prefetch(self, hashes: Sequence[str], deadline_s: float) -> dict[str, int]:
+        """Bring pages of far tiers to the nearest one, in the background.
+
+        Returns:
+            How many pages are "queued" to be copied, "present" there, or "absent"
+            everywhere; "unsupported" where there is one tier.
+
+        Raises:
+            KvdockError: On bad input.
+        """
+        check_hashes(hashes)
+        if self._chain is None:
+            return {"unsupported": len(hashes)}
+        return self._chain.prefetch(hashes, deadline_s)
+
+    def store(
+        self,
+        hashes: Sequence[str],
+        pages: Int64Array,
+        deadline_s: float,
+        asked: Retention,
+        answered: Callable[[OutcomeArray], None],
+    ) -> OutcomeArray:
+        """Store pages with times, as `transfer`; trusts its input.
+
+        Args:
+            hashes: The n page hashes.
+            pages: int64 (n,), their page indices.
+            deadline_s: Until when, over all batches.
+            asked: How long they are kept and served. What would expire at once is
+                not stored.
+            answered: Called with a `RetentionAnswer` for each page.
+        """
+        if 0 < asked.expire_at <= time.time():
+            answered(np.full(len(hashes), RetentionAnswer.ACCEPTED, np.uint8))
+            return np.full(len(hashes), Outcome.REFUSED, np.uint8)
+        oldest = self.channel.core.retention.max_age
+        times = CallTimes(asked.no_longer_than(oldest))
+        outcomes = self.transfer(Operation.PUT, hashes, pages, deadline_s, times)
+        answered(self.answers_of_put(hashes, pages, outcomes == _OK, times))
+        return outcomes
+
+    def answers_of_put(
+        self,
+        hashes: Sequence[str],
+        pages: Int64Array,
+        stored: BoolArray,
+        times: CallTimes,
+    ) -> OutcomeArray:
+        """Return what became of the times of pages that were given to be stored."""
+        answers = np.full(len(hashes), RetentionAnswer.ABSENT, np.uint8)
+        answers[stored] = RetentionAnswer.ACCEPTED
+        if times.asked.keep_until:
+            kept = np.array([one in times.kept for one in hashes], np.bool_)
+            able = any(one.retains for one in self.placements)
+            lacks = RetentionAnswer.CLIPPED if able else RetentionAnswer.UNSUPPORTED
+            answers[stored & ~kept] = lacks
+        if times.asked.expire_at and not any(one.expires for one in self.placements):
+            answers[pages != NO_PAGE] = RetentionAnswer.UNSUPPORTED
         return answers
 
     def _transfer_in_turn(

@@ -242,7 +242,7 @@ class Attachment(ClosedAfterUse):
         where = self.resolve_pages(hashes, pages)
         timed = keep_s is not None or expire_s is not None
         asked = None
-        if timed or self.core.retention.max_age:
+        if timed:
             asked = Retention.lasting(keep_s, expire_s, self.core.retention.max_age)
         answers: list[OutcomeArray] = []
         deadline_s = self.core.deadlines.until(Operation.PUT)
@@ -264,7 +264,7 @@ class Attachment(ClosedAfterUse):
             outcomes[name] = result
             stored = result == _OK
             if times is not None and timed:
-                mine = _answers_of_put(attached, hashes, own, stored, times)
+                mine = attached.answers_of_put(hashes, own, stored, times)
                 if there is not None:
                     mine[there] = RetentionAnswer.UNSUPPORTED
                 answers.append(mine)
@@ -488,23 +488,3 @@ class Attachment(ClosedAfterUse):
 
     def _pools(self, pools: Mapping[str, AttachedPool]) -> tuple[PoolSpec, ...]:
         return tuple(attached.pool for attached in pools.values())
-
-
-def _answers_of_put(
-    attached: AttachedPool,
-    hashes: Sequence[str],
-    pages: Int64Array,
-    stored: BoolArray,
-    times: CallTimes,
-) -> OutcomeArray:
-    """Return what became of the times of pages that were given to be stored."""
-    answers = np.full(len(hashes), RetentionAnswer.ABSENT, np.uint8)
-    answers[stored] = RetentionAnswer.ACCEPTED
-    if times.asked.keep_until:
-        kept = np.array([one in times.kept for one in hashes], np.bool_)
-        able = any(one.retains for one in attached.placements)
-        lacks = RetentionAnswer.CLIPPED if able else RetentionAnswer.UNSUPPORTED
-        answers[stored & ~kept] = lacks
-    if times.asked.expire_at and not any(one.expires for one in attached.placements):
-        answers[pages != NO_PAGE] = RetentionAnswer.UNSUPPORTED
-    return answers

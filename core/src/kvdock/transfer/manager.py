@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvdock.arrays import OutcomeArray
+    from kvdock.retention import Retention
     from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.attachment import Attachment
+
+Times = tuple["Retention", "Callable[[OutcomeArray], None]"]
+"""How long pages are kept and served, and what is told of the answers."""
 
 
 class TransferManager(ClosedAfterUse):
@@ -82,12 +86,24 @@ class TransferManager(ClosedAfterUse):
         pages: npt.ArrayLike,
         *,
         timeout_s: float | None = None,
+        times: Times | None = None,
     ) -> TransferFuture:
         """Store pages in the background; as `read`.
 
         The pages must keep their bytes until the future is done.
+
+        Args:
+            pool: The pool's name.
+            hashes: Page hashes, in any order.
+            pages: As for `read`.
+            timeout_s: As for `read`.
+            times: How long they are kept and served, and what is called with a
+                `RetentionAnswer` for each.
+
+        Raises:
+            KvdockError: On bad input.
         """
-        return self._submit(Operation.PUT, pool, hashes, pages, timeout_s)
+        return self._submit(Operation.PUT, pool, hashes, pages, timeout_s, times)
 
     def _submit(
         self,
@@ -96,6 +112,7 @@ class TransferManager(ClosedAfterUse):
         hashes: Sequence[str],
         pages: npt.ArrayLike,
         timeout_s: float | None,
+        times: Times | None = None,
     ) -> TransferFuture:
         attached = self._pools.get(pool)
         if attached is None:
@@ -114,10 +131,13 @@ class TransferManager(ClosedAfterUse):
         if attached.channel.observes_pages:
             future.on_rejected = _notifier(attached, operation, names)
         context = copy_context()
-        self._executors[operation].submit(
-            future,
-            lambda: context.run(attached.transfer, operation, names, own, deadline_s),
-        )
+
+        def work() -> OutcomeArray:
+            if times is not None:
+                return context.run(attached.store, names, own, deadline_s, *times)
+            return context.run(attached.transfer, operation, names, own, deadline_s)
+
+        self._executors[operation].submit(future, work)
         return future
 
     def drain(self, timeout_s: float) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import Capability, PoolKind, Support
-from kvdock_sglang import lora_identity, operation, weight_updates
+from kvdock_sglang import hints, lora_identity, operation, weight_updates
 from kvdock_sglang.engine_api import USED, Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect, differing
@@ -112,7 +112,7 @@ def note_write(
     node_id: Any,  # noqa: ANN401 - SGLang's NodeId
 ) -> Any:  # noqa: ANN401 - passed on
     """Note whose write it is, and what routers are told once the node is stored."""
-    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    storage = kvdock_storage(_backend_of(cache))
     if storage is not None:
         storage.note_events(cache.tree_core, node_id)
     return operation.note_write(original, cache, node_id)
@@ -121,7 +121,7 @@ def note_write(
 def take_events(original: Callable[..., Any], cache: Any) -> Any:  # noqa: ANN401 - SGLang's
     """Add what storage has, and has no longer, to the events for routers."""
     taken = original(cache)
-    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    storage = kvdock_storage(_backend_of(cache))
     return taken if storage is None else storage.take_events(cache.tree_core, taken)
 
 
@@ -148,10 +148,46 @@ def note_skipped(
     found = [word for name, word in _SKIPPED.items() if counters[name] > before[name]]
     if 0 < tokens < cache.page_size:
         found = ["too_short"]  # SGLang does not count what is shorter than a page
-    storage = kvdock_storage(getattr(cache.cache_controller, "storage_backend", None))
+    storage = kvdock_storage(_backend_of(cache))
     if found and storage is not None:
         storage.note_skipped(str(request.rid), found[0])
     return answer
+
+
+def note_arrival(
+    original: Callable[..., Any],
+    scheduler: Any,  # noqa: ANN401 - SGLang's Scheduler
+    req: Any,  # noqa: ANN401 - SGLang's Req
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Follow the hints of a request, once SGLang has looked for its prefix."""
+    answer = original(scheduler, req, *args, **options)
+    cache = scheduler.tree_cache
+    storage = kvdock_storage(_backend_of(cache)) if req.kv_hints is not None else None
+    if storage is not None:
+        storage.take_hints(cache, req)
+    return answer
+
+
+def note_insert(
+    original: Callable[..., Any],
+    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
+    req: Any,  # noqa: ANN401 - SGLang's Req
+    *,
+    up_to: int,
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Work out the pages of a request with hints before SGLang stores them."""
+    storage = kvdock_storage(_backend_of(cache)) if req.kv_hints is not None else None
+    if storage is not None:
+        storage.note_insert(cache, req, up_to)
+    return original(cache, req, up_to=up_to, **options)
+
+
+def _backend_of(cache: Any) -> object:  # noqa: ANN401 - SGLang's caches
+    controller = getattr(cache, "cache_controller", None)
+    return getattr(controller, "storage_backend", None)
 
 
 def attach_with_dcp(
@@ -347,6 +383,7 @@ _LOST_OPERATION = (
     "what a storage call belongs to: hints, tenants and decisions see neither a "
     "request nor its salt"
 )
+_LOST_HINTS = "hints that requests carry (kv_hints): they are not followed"
 _LOST_LORA = (
     "adapters by their content: the paths and files of --lora-paths are part of the "
     "namespace, so another adapter means other pages for the base model too, and "
@@ -401,6 +438,8 @@ PATCHES = (
         Patch(path, operation.run_operation, _LOST_OPERATION, USED["operation"])
         for path in operation.CALLS
     ),
+    Patch(hints.ARRIVAL, note_arrival, _LOST_HINTS, USED["hints"]),
+    Patch(hints.INSERT, note_insert, _LOST_HINTS, USED["hints"]),
     Patch(lora_identity.LOAD, lora_identity.identify_at_load, _LOST_LORA, USED["lora"]),
     Patch(
         lora_identity.REQUEST, lora_identity.identify_request, _LOST_LORA, USED["lora"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -27,8 +28,10 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
 from kvdock.events import LookupSkipped
+from kvdock.hints import Hints, RequestHints, by_times
 from kvdock_sglang import engine_api, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
+from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
 from kvdock_sglang.layout_check import check
@@ -86,6 +89,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         )
         dock = Dock.for_engine(self.given.used, self.given)
         self._attachments = Attachments(dock, self.given, self.ranks)
+        self._hinted = RequestPages(Hints(self.given.core, self._attachments.notify))
         self._waiting: dict[str, object] = {}
         self._attached = False
         self._stopping = False
@@ -161,6 +165,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def close(self) -> None:
         """Close all attachments; safe to call at any time and twice."""
+        self._hinted.hints.close()
         try:
             self._attachments.close()
         except Exception as error:  # noqa: BLE001 - the engine does not expect any
@@ -341,7 +346,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> list[bool]:
         pages = page_indices(slots, attached_pool.pool.page_slots, len(keys))
         began = time.perf_counter()
-        move = attached_pool.read if what == "get" else attached_pool.write
+        move = attached_pool.read if what == "get" else self._writer(attached_pool)
         outcomes = move(keys, pages, deadline_s)
         seconds = time.perf_counter() - began
         if what == "get" and np.isin(outcomes, _DAMAGE).any():
@@ -352,6 +357,28 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             nbytes = sum(good) * attached_pool.spec.page_bytes(self.ranks.shard)
             self.ledger.record(what, sum(good), nbytes, seconds)
         return good
+
+    def _writer(
+        self, attached_pool: AttachedHostPool
+    ) -> Callable[[Sequence[str], Any, float], Any]:
+        """Return what stores pages of a pool, those of hints with their times."""
+        attachment = attached_pool.attachment
+
+        def write(keys: Sequence[str], pages: Any, deadline_s: float) -> Any:  # noqa: ANN401 - int64 (n,) to uint8 (n,)
+            groups = by_times(self._hinted.times(keys))
+            if attachment is None or not any(groups):
+                return attached_pool.write(keys, pages, deadline_s)
+            pool = attachment[attached_pool.spec.name]
+            told = partial(self._hinted.hints.stored, RequestHints(), pool)
+            outcomes = np.empty(len(keys), np.uint8)
+            for asked, which in groups.items():
+                some = [keys[at] for at in which]
+                # It checks nothing, so nothing may be out of bounds.
+                own = pool.checked_pages(some, pages[which])
+                outcomes[which] = pool.store(some, own, deadline_s, asked, told)
+            return outcomes
+
+        return write
 
     def _verify_rest(
         self,
@@ -462,6 +489,19 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """Tell observers that SGLang asked nothing for a request, and why."""
         event = LookupSkipped(request=request, reason=reason)
         self._safely("skipped", lambda: self._attachments.notify(event), None)
+
+    def take_hints(self, cache: Any, req: Any) -> None:  # noqa: ANN401 - SGLang's
+        """Follow the hints of a request that has arrived."""
+        begin, every = self._hinted.begin, self._attachments.pools
+        pools = [
+            one.attachment[one.spec.name] for one in every.values() if one.attachment
+        ]
+        self._safely("hints", lambda: begin(cache, req, pools), None)
+
+    def note_insert(self, cache: Any, req: Any, up_to: int) -> None:  # noqa: ANN401 - same
+        """Note pages of a request that SGLang is about to store."""
+        insert = self._hinted.inserted
+        self._safely("hints", lambda: insert(cache, req, up_to), None)
 
     # --- Inside --------------------------------------------------------------
 

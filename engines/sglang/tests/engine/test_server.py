@@ -98,7 +98,7 @@ class Server:
         }
         return self.ask("PUT", STORAGE, wanted)
 
-    def answer(self, prompt: list[int]) -> tuple[Any, int]:
+    def answer(self, prompt: list[int], **more: object) -> tuple[Any, int]:
         """Return what the model says, and how much of the prompt was cached."""
         sampling = {
             "temperature": 0,
@@ -109,12 +109,39 @@ class Server:
             "input_ids": prompt,
             "sampling_params": sampling,
             "return_logprob": True,
+            **more,
         }
         status, text = self.ask("POST", "/generate", asked)
         assert status == HTTPStatus.OK, text
         meta = json.loads(text)["meta_info"]
         rows = [(row[1], row[0]) for row in meta["output_token_logprobs"]]
         return rows, int(meta["cached_tokens"])
+
+    def hint(self, kind: str, **payload: object) -> dict[str, object]:
+        """Return the field of a request that carries one hint."""
+        action = {
+            "action_id": "1",
+            "action_type": f"kvdock.{kind}",
+            "action_version": "1",
+            "payload": payload,
+        }
+        given = {"protocol_version": "1", "message_id": "m", "actions": [action]}
+        return {"kv_hints": given}
+
+    def soon(self, count: float, name: str, **labels: str) -> float:
+        """Wait until a metric of kvdock has a value; return the one that it has."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        deadline = time.monotonic() + 60
+        while True:
+            found = sum(
+                float(row.rsplit(" ", 1)[1])
+                for row in self.ask("GET", "/metrics")[1].splitlines()
+                if row.startswith(f"kvdock_{name}{{")
+                and all(one in row for one in wanted)
+            )
+            if found >= count or time.monotonic() > deadline:
+                return found
+            time.sleep(0.1)
 
     def forget(self) -> None:
         """Empty the engine's memory; it declines while it is still busy."""
@@ -270,3 +297,69 @@ def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs
         assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK
         server.forget()
         assert server.answer(prompt) == (warm, 0)
+
+
+def unlike_others(number: int, length: int) -> list[int]:
+    """Return a prompt that shares no prefix with one of another number."""
+    return [number, *((7 * at + number) % 400 + 4 for at in range(1, length))]
+
+
+def said_in(answer: list[tuple[int, float]]) -> list[int]:
+    """Return the tokens: probabilities differ by how much is computed anew."""
+    return [token for token, _ in answer]
+
+
+def test_hints_of_http_clients_are_followed(tmp_path: Path) -> None:
+    """What is retained survives its neighbours, and what has expired is computed."""
+    retained, neighbour, other, whole, brief = (
+        unlike_others(number, 129) for number in range(4, 9)
+    )
+    flood = [unlike_others(number, 200) for number in range(30, 80)]
+    storage = {
+        "plugin": "file",
+        "root": str(tmp_path / "store"),
+        "quota": "2 MiB",
+        "segment_bytes": "64 KiB",
+        "free_space": "1 MiB",
+        "core": {"observers": ["metrics"]},
+    }
+    pages = {"name": "hint_pages_total", "answer": "accepted"}
+    with served(tmp_path) as server:
+        status, said = server.attach(**storage)
+        assert status == HTTPStatus.OK, said
+        # One is promised when it is stored, the other one afterwards.
+        first, _ = server.answer(retained, **server.hint("retain", keep_s=3600))
+        server.answer(neighbour)
+        server.answer(other)
+        kvdock_trace.settle(server.trace)
+        server.answer(other, **server.hint("retain", keep_s=3600))
+        stored = server.soon(8, action="stored", **pages)
+        assert stored >= 8
+        assert server.soon(8, action="kvdock.retain", **pages) >= 8
+        server.forget()
+        assert server.answer(neighbour)[1] == 128
+        for prompt in flood:
+            server.answer(prompt)
+        kvdock_trace.settle(server.trace)
+        server.forget()
+        assert server.answer(neighbour)[1] == 0
+        assert server.answer(other)[1] == 128
+        again, cached = server.answer(retained)
+        assert (said_in(again), cached) == (said_in(first), 128)
+        # From now on a page is gone when its time is over.
+        server.answer(whole)
+        server.answer(brief, **server.hint("expire", after_s=3))
+        over = time.monotonic() + 3
+        assert server.soon(stored + 8, action="stored", **pages) >= stored + 8
+        kvdock_trace.settle(server.trace)
+        # The head of the other one stays, for prompts that share it.
+        server.answer(whole, **server.hint("forget", from_token=64))
+        assert server.soon(4, action="kvdock.forget", **pages) >= 4
+        while time.monotonic() < over:
+            time.sleep(0.05)
+        server.forget()
+        assert server.answer(brief)[1] == 0
+        assert server.answer([*whole[:64], 9])[1] == 64
+        again, _ = server.answer(retained, **server.hint("retain"))
+        assert said_in(again) == said_in(first)
+        assert server.soon(1, "hints_total", outcome="malformed") == 1

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -86,6 +87,22 @@ def connectors_of(engine: Any) -> list[KvdockConnector]:  # noqa: ANN401 - vLLM'
     return [one for one in among if isinstance(one, KvdockConnector)]
 
 
+def _block_hashes(request: Request, every: int, tokens: Sequence[int]) -> list[bytes]:
+    """Return the hashes of another prompt's pages, with this one's salt and adapter.
+
+    Args:
+        request: A copy, which becomes the other one.
+        every: Block hashes of a page.
+        tokens: Of the other prompt.
+    """
+    if request._block_hasher is None:  # noqa: SLF001 - vLLM hashes requests alone
+        return []
+    request.block_hashes, request.mm_features = [], []
+    request._all_token_ids = request.all_token_ids = list(tokens)  # noqa: SLF001 - same
+    found: list[bytes] = request._block_hasher(request)  # noqa: SLF001 - same
+    return found[every - 1 :: every]
+
+
 class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """vLLM's offloading connector, with kvdock behind its host memory."""
 
@@ -114,6 +131,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
             handover["handover"] = self._handover
             check_states(identity.groups, settings.own.blocks_per_chunk)
         super().__init__(expanded(vllm_config, **handover), role, kv_cache_config)
+        self._failures = ThrottledLog(log)
         if role == KVConnectorRole.SCHEDULER:
             self._never_restored = unrestorable(self.connector_scheduler)
         if role == KVConnectorRole.WORKER:
@@ -180,9 +198,28 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         self.reset_cache()
 
     def on_new_request(self, request: Request) -> None:
-        """Identify the request's adapter, then do what vLLM does."""
+        """Identify the request's adapter, do what vLLM does, then follow its hints."""
         self._adapters.begin(request.request_id, request.lora_request)
         super().on_new_request(request)
+        try:
+            self._follow_hints(request)
+        except Exception as error:  # noqa: BLE001 - a hint never costs a request
+            self._failures.warning("hints", "hints are not followed", error)
+
+    def _follow_hints(self, request: Request) -> None:
+        """Pass the tier the hints of a request, and the pages of its prompt."""
+        if request.kv_hints is None and not request.kv_transfer_params:
+            return
+        status = self.connector_scheduler._req_status[request.request_id]  # noqa: SLF001 - vLLM tells a tier of pages when it stores them
+        status.update_offload_keys()  # of the prompt; vLLM would do it at its lookup
+        keys = [key for group in status.group_states for key in group.offload_keys]
+        hashes_of = partial(_block_hashes, copy.copy(request), self._chunk_hashes())
+        self._handover.tier.take_hints(status.req_context, keys, hashes_of)
+
+    def _chunk_hashes(self) -> int:
+        """Return how many block hashes a page has; its last one names it."""
+        groups = self.connector_scheduler.config.kv_group_configs
+        return int(groups[0].hashes_per_chunk)
 
     @classmethod
     def build_prom_metrics(

@@ -8,7 +8,8 @@ vLLM decides which pages a prefix needs, and asks key by key.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
@@ -26,6 +27,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from kvdock import Attachment, Outcome, TransferFuture, TransferManager
 from kvdock.errors import KvdockError
 from kvdock.events import AUDITED, PageHomes, requested_by
+from kvdock.hints import Hints, PagesOfPool, RequestHints, by_times
 from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
 from kvdock_vllm.adapters import UNKNOWN
@@ -150,6 +152,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             self._handover, identity, self._spec, self._rows, self._deltas
         )
         self._attachment = attachment
+        self._hints = Hints(self._core, attachment.notify)
         self._transfers = TransferManager(attachment)
         self._names = {
             number.to_bytes(GROUP_BYTES, "big"): name for number, name in names.items()
@@ -193,6 +196,47 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                     self._events.note_adapter_hashes(part.hashes, plain)
         return parts
 
+    def take_hints(
+        self,
+        req_context: ReqContext,
+        keys: Sequence[OffloadKey],
+        hashes_of: Callable[[Sequence[int]], list[bytes]],
+    ) -> None:
+        """Read the hints of a new request, and apply them to what is stored.
+
+        Args:
+            req_context: The request's.
+            keys: The pages of its prompt.
+            hashes_of: Returns the block hashes of another prompt.
+        """
+        given = req_context.kv_hints
+        if given is None:
+            given = (req_context.kv_transfer_params or {}).get("kvdock")
+        hints = self._hints.read(req_context.req_id, given)
+        if not hints.hints:
+            return
+        req_context.set_state(hints)
+        pools = self._attached.pools_by_name
+        pages = [
+            PagesOfPool(pools[name], part.hashes, self._ends(part, keys, req_context))
+            for name, part in self._split(keys, req_context).items()
+        ]
+        adapter = self._adapters.of(req_context.req_id)
+
+        def named(tokens: Sequence[int]) -> Sequence[str]:
+            found = [one.hex() for one in hashes_of(tokens)]
+            return [] if adapter == UNKNOWN else adapter_hashes(found, adapter)
+
+        self._hints.apply(hints, pages, [*pools.values()], named)
+
+    @staticmethod
+    def _ends(
+        part: _Part, keys: Sequence[OffloadKey], req_context: ReqContext
+    ) -> Int64Array:
+        """Return the token behind each page, int64 (n,); 0 where it is not known."""
+        ends = [req_context.get_offload_key_position(keys[at]) for at in part.positions]
+        return np.array([end or 0 for end in ends], np.int64)
+
     def stored(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> list[bool]:
         """Return which pages are stored; on the thread of the lookups.
 
@@ -226,16 +270,44 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def _submit(self, given: TransferJob) -> None:
         job = _Job(given.job_id, given.is_promotion, list(given.keys))
         self._jobs.append(job)
+        context = given.req_context
+        hints = None if job.promotion else context.get_state(RequestHints)
         move = self._transfers.read if job.promotion else self._transfers.write
         pages: Int64Array = np.asarray(given.chunk_ids, np.int64)
         try:
-            with requested_by(given.req_context.req_id):
-                for name, part in self._split(job.keys, given.req_context).items():
+            with requested_by(context.req_id):
+                for name, part in self._split(job.keys, context).items():
+                    if hints is not None:
+                        self._write(job, name, part, pages, hints, context)
+                        continue
                     transfer = move(name, part.hashes, pages[part.positions])
                     job.transfers.append((part, transfer))
         except KvdockError:
             # A defect of ours, or a closed attachment: what has no transfer fails.
             log.exception("a job of vLLM's was rejected")
+
+    def _write(
+        self,
+        job: _Job,
+        name: str,
+        part: _Part,
+        pages: Int64Array,
+        hints: RequestHints,
+        req_context: ReqContext,
+    ) -> None:
+        """Store pages with the times that the request's hints give them."""
+        pool = self._attached[name]
+        ends = self._ends(part, job.keys, req_context)
+        told = partial(self._hints.stored, hints, pool)
+        groups = by_times(hints.times(ends, pool.pool.page_tokens))
+        for asked, which in groups.items():
+            some = _Part(
+                [part.positions[at] for at in which], [part.hashes[at] for at in which]
+            )
+            times = (asked, told) if asked else None
+            own = pages[some.positions]
+            transfer = self._transfers.write(name, some.hashes, own, times=times)
+            job.transfers.append((some, transfer))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs that have ended since the last call."""
@@ -332,6 +404,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._lookups.shutdown()
         if self._attachment is None:
             return
+        self._hints.close()
         tables = [pool.leases for pool in self._attachment.pools_by_name.values()]
         self._transfers.close()
         held = sum(table.leased_pages for table in tables)

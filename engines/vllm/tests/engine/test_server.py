@@ -21,6 +21,7 @@ import attrs
 import pytest
 import vllm_environment
 import vllm_models
+from scenes import unlike_others
 from test_families import on_files
 from vllm_lives import Lives, prompts
 
@@ -50,6 +51,12 @@ class Server:
 
     def complete(self, prompt: list[int], replica: int | None = None) -> list[str]:
         """Return the tokens of an answer, of a certain replica or of any."""
+        return self.ask(prompt, replica)[0]
+
+    def ask(
+        self, prompt: list[int], replica: int | None = None, **more: Any
+    ) -> tuple[list[str], int]:
+        """Return the tokens of an answer, and how many of the prompt were cached."""
         given = {
             "model": "tiny",
             "prompt": prompt,
@@ -57,6 +64,7 @@ class Server:
             "temperature": 0,
             "logprobs": 1,
             "ignore_eos": True,
+            **more,
         }
         chosen = {} if replica is None else {"X-data-parallel-rank": str(replica)}
         request = urllib.request.Request(  # noqa: S310 - same
@@ -65,8 +73,9 @@ class Server:
             {"Content-Type": "application/json", **chosen},
         )
         with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - same
-            found: list[str] = json.load(answer)["choices"][0]["logprobs"]["tokens"]
-        return found
+            found = json.load(answer)
+        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found["choices"][0]["logprobs"]["tokens"], int(cached or 0)
 
     def reset(self) -> None:
         """Empty the caches of device and host, so that storage alone has pages."""
@@ -83,26 +92,32 @@ class Server:
 
     def keys(self, operation: str, replica: int = 0) -> float:
         """Return how many pages were OK, by the server's own metrics."""
-        wanted = [
-            f'engine="{replica}"',
-            f'operation="{operation}"',
-            'outcome="ok"',
-        ]
+        wanted = {"operation": operation, "outcome": "ok", "engine": str(replica)}
+        return self.count("keys_total", **wanted)
+
+    def count(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric over all series with some labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(
             float(line.rsplit(" ", 1)[1])
             for line in self.get("/metrics").splitlines()
-            if line.startswith("vllm:kvdock_keys_total{")
+            if line.startswith(f"vllm:kvdock_{name}{{")
             and all(one in line for one in wanted)
         )
 
     def keys_soon(self, operation: str, count: int, replica: int = 0) -> float:
         """Wait until that many pages were moved: metrics come with later steps."""
+        wanted = {"operation": operation, "outcome": "ok", "engine": str(replica)}
+        return self.soon(count, "keys_total", replica, **wanted)
+
+    def soon(self, count: float, name: str, replica: int = 0, **labels: str) -> float:
+        """Wait until a metric has a value; return the one that it has."""
         end_s = time.monotonic() + SOON_S
-        while self.keys(operation, replica) < count and time.monotonic() < end_s:
+        while self.count(name, **labels) < count and time.monotonic() < end_s:
             # An idle engine has no steps, and so reports nothing.
             self.complete([5, 6, 7], replica or None)
             time.sleep(0.2)
-        return self.keys(operation, replica)
+        return self.count(name, **labels)
 
 
 @contextmanager
@@ -272,3 +287,66 @@ def test_a_running_server_is_asked_why_and_audited(
         (tmp_path / "one").write_text(json.dumps(some[0]))
         code, found = kvdock(*why, tmp_path / "one")
         assert (code, found["ok"]) == (0, True), found
+
+
+def hinted(kind: str, **payload: Any) -> dict[str, Any]:
+    """Return the parameter with which a client sends one hint."""
+    action = {
+        "action_id": "1",
+        "action_type": f"kvdock.{kind}",
+        "action_version": "1",
+        "payload": payload,
+    }
+    given = {"protocol_version": "1", "message_id": "m", "actions": [action]}
+    return {"kv_transfer_params": {"kvdock": given}}
+
+
+def test_hints_of_http_clients_are_followed(lives: Lives, tmp_path: Path) -> None:
+    """What is retained survives its neighbours, and what has expired is computed."""
+    model = vllm_models.make(vllm_models.FAMILIES["llama"], lives.models)
+    store = tmp_path / "store"
+    store.mkdir()
+    storage = {**on_files(store), "quota": "4 MiB"}  # 256 pages
+    retained, neighbour, other, *rest = (
+        unlike_others(number, 129) for number in range(1, 9)
+    )
+    flood = [unlike_others(number, 900) for number in range(30, 46)]
+    with serving(model, storage, tmp_path / "server.log") as server:
+        # One is promised when it is stored, the other one afterwards.
+        first = server.ask(retained, **hinted("retain", keep_s=3600))
+        server.ask(neighbour)
+        server.ask(other)
+        assert server.keys_soon("put", 12) >= 12
+        server.ask(other, **hinted("retain", keep_s=3600))
+        pages = {"name": "hint_pages_total", "answer": "accepted"}
+        assert server.soon(4, action="stored", **pages) >= 4
+        assert server.soon(4, action="kvdock.retain", **pages) == 4
+        server.reset()
+        assert server.ask(neighbour)[1] == 128
+        for prompt in flood:
+            server.complete(prompt)
+        assert server.keys_soon("put", 12 + 28 * len(flood)) > 400
+        server.reset()
+        assert server.ask(neighbour)[1] == 0
+        assert server.ask(other)[1] == 128
+        assert server.ask(retained) == (first[0], 128)
+        # From now on a page is gone when its time is over.
+        head, whole, soon = rest[0][:64], rest[0], rest[1]
+        server.ask(whole, **hinted("expire", after_s=3600))
+        server.ask(soon, **hinted("expire", after_s=3))
+        over_s = time.monotonic() + 3
+        assert server.soon(4 + 8, action="stored", **pages) >= 4 + 8
+        server.reset()
+        assert server.ask(whole)[1] == 128
+        # Its head stays, for others that share it.
+        server.ask(whole, **hinted("forget", from_token=64))
+        assert server.soon(1, action="kvdock.forget", **pages) >= 2
+        while time.monotonic() < over_s:
+            time.sleep(0.05)
+        server.reset()
+        assert server.ask(soon)[1] == 0
+        assert server.ask([*head, 9])[1] == 64
+        assert server.ask(whole)[1] == 64
+        wrong = {"kv_transfer_params": {"kvdock": {"actions": 3}}}
+        assert server.ask(retained, **wrong)[0] == first[0]
+        assert server.soon(1, "hints_total", outcome="malformed") == 1

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from test_adapters import asked
 from vllm.v1.kv_offload.base import Locality, Medium, ReqContext
+from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm_rigs import ROW, Rig, identity, open_rig, storage
 
 from kvdock.errors import KvdockError
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_vllm.tier import KvdockTier
 
 
@@ -366,3 +368,63 @@ def test_pools_may_be_routed_to_several_backends(tmp_path: Path) -> None:
     plan = rig.tier._attached.plan
     assert {route.pool.name for route in plan.accepted} == {"kv", "mamba"}
     rig.tier.shutdown()
+
+
+def hinted(**payloads: dict[str, object]) -> ReqContext:
+    """Return a request whose client sends hints over HTTP."""
+    actions = [
+        {
+            "action_id": kind,
+            "action_type": f"kvdock.{kind}",
+            "action_version": "1",
+            "payload": payload,
+        }
+        for kind, payload in payloads.items()
+    ]
+    given = {"protocol_version": "1", "message_id": "m", "actions": actions}
+    return ReqContext(req_id="r", kv_transfer_params={"kvdock": given})
+
+
+def test_pages_that_a_hinted_request_stores_have_its_times(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """The head is promised, the tail is not stored, and what lies between is plain."""
+    context, keys = (
+        hinted(retain={"keep_s": 600, "to_token": 32}, forget={"from_token": 48}),
+        rig.keys(count=5),
+    )
+    for at, key in enumerate(keys, 1):
+        context.set_offload_key_position(key, 16 * at)
+    rig.tier.take_hints(context, keys, lambda _: [])
+    fill(rig, [0, 1, 2, 3, 4])
+    job = TransferJob(7, keys, np.arange(5), False, context)
+    rig.tier.submit_store(job)
+    result = rig.result()
+    assert result.successful_keys == keys[:3]
+    assert rig.lookup(keys) == ["HIT"] * 3 + ["MISS"] * 2
+    store = DirectoryStore(tmp_path / "store")
+    (name,) = store.namespaces()
+    (pool,) = (one for one in store.survey(name).pools if one.pages)
+    assert pool.promised_bytes // 8192 == 2
+    shown = rig.tier.get_stats()
+    assert "hint_pages_total" in str(vars(shown))
+
+
+def test_hints_apply_to_what_is_stored_already(rig: Rig) -> None:
+    keys = rig.keys()
+    fill(rig, [0, 1, 2, 3])
+    rig.store(keys, [0, 1, 2, 3])
+    context = hinted(expire={"after_s": 0, "from_token": 33}, prefetch={"tokens": [1]})
+    for at, key in enumerate(keys, 1):
+        context.set_offload_key_position(key, 16 * at)
+    asked: list[object] = []
+
+    def hashes_of(tokens: object) -> list[bytes]:
+        asked.append(tokens)
+        return [b"ab"]
+
+    rig.tier.take_hints(context, keys, hashes_of)
+    end_s = time.monotonic() + 60
+    while not asked and time.monotonic() < end_s:
+        time.sleep(0.002)
+    assert rig.lookup(keys) == ["HIT"] * 2 + ["MISS"] * 2

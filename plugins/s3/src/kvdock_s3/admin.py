@@ -16,6 +16,7 @@ from kvdock import KvdockError, Outcome
 from kvdock.config import structure
 from kvdock.errors import NamespaceError
 from kvdock.namespace import decode_record, verify_record
+from kvdock.retention import RetentionAnswer
 from kvdock.stores import (
     NamespaceSurvey,
     PoolSurvey,
@@ -33,6 +34,7 @@ from kvdock_s3.settings import S3Settings, names_a_service
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvdock.retention import Retention
     from kvdock.stores import PageReceiver, Store
 
 REQUEST_S = 30.0
@@ -118,9 +120,11 @@ class BucketStore:
             ),
         )
 
-    def pages(self, namespace: str, keys: Sequence[str] = ()) -> Iterator[StoredPage]:
+    def pages(
+        self, namespace: str, keys: Sequence[str] = (), *, expiring: bool = False
+    ) -> Iterator[StoredPage]:
         """Yield the objects of a namespace; `keys` are not needed."""
-        del keys
+        del keys, expiring  # their times are in their trailers, and stay there
         for page in self._pages(namespace):
             yield StoredPage(
                 key=page.name,
@@ -151,6 +155,13 @@ class BucketStore:
         with suppress(RequestFailed):
             return self.client.head(page.key, _deadline_s()).nbytes == page.nbytes
         return False
+
+    def retain(
+        self, pages: Sequence[StoredPage], asked: Retention
+    ) -> Mapping[RetentionAnswer, int]:
+        """Answer that a bucket changes no times."""
+        del asked
+        return {RetentionAnswer.UNSUPPORTED: len(pages)}
 
     def take(self, page: StoredPage, data: bytes) -> bool:
         """Store an object; return whether it can be read again, right."""

@@ -1,0 +1,62 @@
+"""Have a running engine bring prompts to the nearest tier before they are asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvdock_cli import progress
+from kvdock_cli.commands.audit import read_prompts
+from kvdock_cli.engine_client import EngineClient
+from kvdock_cli.output import emit
+
+
+def prefetch(
+    url: str,
+    /,
+    *,
+    prompts: Path,
+    salt: str = "",
+    within: float = 120.0,
+    json: bool = False,
+) -> int:
+    """Let a running engine copy what is stored of prompts to its nearest tier.
+
+    Each prompt goes as a hint with a request of one token, which is all that the
+    engine computes. The copies are made in the background: the metric
+    kvdock_hint_pages_total says how many pages are queued, present or absent.
+
+    Args:
+        url: The engine's HTTP server, such as http://127.0.0.1:30000.
+        prompts: A file with a prompt a line: text, or JSON: a string or token ids.
+        salt: The cache salt under which the prompts are stored.
+        within: How many seconds an answer may take.
+        json: Print one line of JSON.
+    """
+    given = read_prompts(prompts)
+    client = EngineClient.find(url, within_s=within)
+    total = 0
+    with progress.shown("asking", total=len(given)) as bar:
+        for line, prompt in given:
+            tokens = list(client.tokenize(prompt))
+            action = {
+                "action_id": str(line),
+                "action_type": "kvdock.prefetch",
+                "action_version": "1",
+                "payload": {"tokens": tokens},
+            }
+            hints = {
+                "protocol_version": "1",
+                "message_id": "kvdock prefetch",
+                "actions": [action],
+            }
+            client.complete(tokens[:1], tokens=1, salt=salt, hints=hints)
+            total += len(tokens)
+            bar.advance()
+    text = f"asked for {len(given)} prompts, {total} tokens"
+    data = {
+        "schema": "kvdock.prefetch/1",
+        "ok": True,
+        "prompts": len(given),
+        "tokens": total,
+    }
+    return emit(text, data, as_json=json)

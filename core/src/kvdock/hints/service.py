@@ -1,0 +1,194 @@
+"""Apply hints to pages: to stored ones in the background, to others when they come."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from kvdock.batch import Operation
+from kvdock.daemon_threads import DaemonThreads
+from kvdock.events import HintAnswered, requested_by
+from kvdock.hints.envelope import RequestHints, read_envelope
+from kvdock.retention import Retention, RetentionAnswer
+from kvdock.synchronization import ProcessGuard
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.config.core import CoreSettings
+    from kvdock.hints.envelope import Hint
+    from kvdock.transfer.attached_pool import AttachedPool
+
+log = logging.getLogger("kvdock")
+
+_MOST_WAITING = 64
+"""Requests whose hints wait to be applied to stored pages."""
+_WORDS: Mapping[int, str] = {int(one): one.name.lower() for one in RetentionAnswer}
+
+
+@attrs.frozen(eq=False)
+class PagesOfPool:
+    """Pages of a request in one pool.
+
+    Args:
+        pool: The pool.
+        hashes: Their n page hashes.
+        ends: int64 (n,), the token behind the last one of each.
+    """
+
+    pool: AttachedPool
+    hashes: Sequence[str]
+    ends: Int64Array
+
+
+def by_times(times: Iterable[Retention]) -> dict[Retention, list[int]]:
+    """Return which positions have the same times, so that one call stores them."""
+    found: dict[Retention, list[int]] = {}
+    for at, one in enumerate(times):
+        found.setdefault(one, []).append(at)
+    return found
+
+
+class Hints:
+    """The hints of one engine process.
+
+    Args:
+        core: Whether hints are followed, and the deadlines.
+        notify: Takes events for observers.
+    """
+
+    def __init__(
+        self, core: CoreSettings, notify: Callable[[HintAnswered], None]
+    ) -> None:
+        self._core = core
+        self._notify = notify
+        self._thread = DaemonThreads(1, "kvdock-hints")
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._closed = False
+        self._guard = ProcessGuard()
+
+    def read(self, request: str, given: object) -> RequestHints:
+        """Read the envelope of a request, and count each of its actions."""
+        if given is None or not self._core.retention.hints:
+            return RequestHints(request)
+        return read_envelope(request, given, partial(self._answer, request))
+
+    def apply(
+        self,
+        hints: RequestHints,
+        pages: Sequence[PagesOfPool],
+        pools: Sequence[AttachedPool],
+        hashes_of: Callable[[Sequence[int]], Sequence[str]],
+    ) -> None:
+        """Apply hints to what is stored, in the background; returns at once.
+
+        Args:
+            hints: Of a request.
+            pages: Its pages, as far as they are known.
+            pools: All pools, for what is prefetched.
+            hashes_of: Returns the page hashes of another prompt, as this request's
+                engine would name them; called on the thread of the hints.
+        """
+        if not hints.hints:
+            return
+        with self._lock:
+            full = self._waiting >= _MOST_WAITING or self._closed or self._guard.forked
+            self._waiting += not full
+        if full:
+            for hint in hints.hints:
+                self._answer(hints.request, *hint.name, "dropped")
+            return
+
+        def work() -> None:
+            try:
+                with requested_by(hints.request):
+                    for hint in hints.hints:
+                        if hint.times:
+                            self._retain(hints, hint, pages)
+                        else:
+                            named = hint.hashes or hashes_of(hint.tokens)
+                            self._prefetch(hints, hint, pools, named)
+            except Exception:
+                # A defect of ours, or a closed attachment: the request goes on.
+                log.exception("hints of a request were not applied")
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+
+        try:
+            self._thread.submit(work)
+        except RuntimeError as error:  # a limit of the system
+            log.warning("hints are not applied: %s", error)
+            self._waiting -= 1
+
+    def _retain(
+        self, hints: RequestHints, hint: Hint, pages: Sequence[PagesOfPool]
+    ) -> None:
+        for one in pages:
+            which = hint.covers(one.ends, one.pool.pool.page_tokens).nonzero()[0]
+            if len(which):
+                names = [one.hashes[at] for at in which.tolist()]
+                until_s = self._core.deadlines.until(Operation.RETAIN)
+                counts = _counts(one.pool.retain(names, hint.times, until_s))
+                self._answer(hints.request, *hint.name, "", one.pool, counts)
+
+    def _prefetch(
+        self,
+        hints: RequestHints,
+        hint: Hint,
+        pools: Sequence[AttachedPool],
+        hashes: Sequence[str],
+    ) -> None:
+        for pool in pools:
+            until_s = self._core.deadlines.until(Operation.EXISTS)
+            counts = pool.prefetch(hashes, until_s)
+            self._answer(hints.request, *hint.name, "", pool, counts)
+
+    def stored(
+        self, hints: RequestHints, pool: AttachedPool, answers: OutcomeArray
+    ) -> None:
+        """Count what became of the times of pages that a request has stored.
+
+        Args:
+            hints: Of the request; a write of several requests has none.
+            pool: Where.
+            answers: uint8 (n,), a `RetentionAnswer` for each.
+        """
+        self._answer(hints.request, "stored", "", "", pool, _counts(answers))
+
+    def _answer(
+        self,
+        request: str,
+        action: str,
+        number: str,
+        outcome: str,
+        pool: AttachedPool | None = None,
+        pages: Mapping[str, int] | None = None,
+    ) -> None:
+        self._notify(
+            HintAnswered(
+                request=request,
+                action=action,
+                action_id=number,
+                outcome=outcome,
+                pool=pool.pool.name if pool else "",
+                pages=pages or {},
+            )
+        )
+
+    def close(self) -> None:
+        """Apply no further hints; the one that is applied ends by its deadline."""
+        with self._lock:
+            self._closed = True
+        self._thread.close(wait=False)
+
+
+def _counts(answers: OutcomeArray) -> dict[str, int]:
+    found = np.bincount(answers).tolist()
+    return {_WORDS[at]: pages for at, pages in enumerate(found) if pages}
