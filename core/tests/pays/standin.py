@@ -9,7 +9,6 @@ is still under way at the deadline is abandoned and goes on.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -85,8 +84,6 @@ class StandIn:
     tail_tokens: int = 40
     settings: PaysSettings = attrs.field(factory=PaysSettings)
     seed: int = 0
-    busy: Callable[[float], float] = staticmethod(lambda _: 0.0)
-    """Seconds that other requests load at a time, in front of ours."""
     clock: Clock = attrs.field(factory=Clock)
     events: list[Any] = attrs.field(factory=list)
 

@@ -43,7 +43,7 @@ _PATIENCE = 1.25
 """Factor by which a load may seem slower than computing until it is cut."""
 _SAY_EVERY_S = 60.0
 """Pause between two lines of the log that say what was learned."""
-_STALE_S = 300.0
+_STALE_S = 60.0
 """A load whose end was not heard of is forgotten after so long."""
 
 

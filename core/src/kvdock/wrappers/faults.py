@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from kvdock.batch import Batch, BatchResult, Operation
-from kvdock.config.fields import duration, option, size
+from kvdock.config import fields
+from kvdock.config.fields import duration, option
 from kvdock.plugin.store import StoreWrapper
 from kvdock.plugin.wrapper import Wrapper
 
@@ -75,7 +76,7 @@ class FaultSettings:
     pools: tuple[str, ...] = option((), help="Only for these pools; none for all.")
     ranks: tuple[int, ...] = option((), help="Only on these TP ranks; none for all.")
     delay: float = duration("20 ms", help="How much longer a delay takes.")
-    bandwidth: int = size(1 << 30, help="Bytes per second of a throttle.")
+    bandwidth: int = fields.size(1 << 30, help="Bytes per second of a throttle.")
     jitter: float = option(0.0, help="Share by which a throttle is faster or slower.")
     hang: float = duration("1 h", help="How long a hang lasts, at most.")
     seed: int = option(0, help="Makes the choices repeat.")

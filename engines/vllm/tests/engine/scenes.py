@@ -224,7 +224,7 @@ def pay(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
         assert llm.reset_prefix_cache(reset_connector=True)
         return took_s
 
-    shuffled = random.Random(7)
+    shuffled = random.Random(7)  # noqa: S311 - prompts
 
     def any_prompt(tokens: int) -> list[int]:
         return [shuffled.randrange(4, 500) for _ in range(tokens)]

@@ -15,9 +15,6 @@ import vllm_models
 
 RUN = Path(__file__).with_name("vllm_run.py")
 
-LOAD = {"KVDOCK_CORE__PAYS__MODE": "always"}
-"""These engines load what is stored: a tiny model computes faster."""
-
 
 def prompts(tokens: int) -> list[list[int]]:
     """Return two prompts that share no prefix."""
@@ -76,7 +73,7 @@ class Lives:
                 stderr=subprocess.STDOUT,
                 check=False,
                 timeout=timeout_s,
-                env={**os.environ, **vllm_environment.CPU, **LOAD, **(environ or {})},
+                env={**os.environ, **vllm_environment.CPU, **(environ or {})},
             )
         assert out.exists(), f"rc {ended.returncode}\n{log.read_text()[-4000:]}"
         found: dict[str, Any] = json.loads(out.read_text())
