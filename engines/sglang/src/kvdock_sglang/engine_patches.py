@@ -460,7 +460,7 @@ PATCHES = (
     Patch(
         pays.STEP,
         learn_step,
-        "what computing takes: whether loading pays is known by core.pays.recompute alone",
+        "what computing takes: core.pays.recompute has to say it",
         USED["pays"],
     ),
     Patch(lora_identity.LOAD, lora_identity.identify_at_load, _LOST_LORA, USED["lora"]),
