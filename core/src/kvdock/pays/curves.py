@@ -22,8 +22,8 @@ _LOADS_FADE_S = 5.0
 """Half-life of what is known of loads: a store changes within seconds."""
 _STEPS_FADE_S = 60.0
 """Half-life of what is known of steps: an engine computes as it did a minute ago."""
-_PRIOR = 0.05
-"""Weight of what was known before, as a share of one sample."""
+_PRIOR = 0.02
+"""Weight of what was known before, as a share of the samples'."""
 _FLOOR = 0.3
 """Share of a sample that a feature of no known cost is taken to have."""
 _OFF, _FAR_OFF = 1.25, 1.6
@@ -31,8 +31,6 @@ _OFF, _FAR_OFF = 1.25, 1.6
 _CHANGE = 5.0
 """Contradictions in a row, all on one side, that are a change; clear ones count half of
 it, so that two of them are."""
-_FORGET = 0.05
-"""What a change leaves of all older samples."""
 _LEAST_SAMPLES = 2
 _LEAST_STEP = 16
 """Tokens of the longest piece of a step that says something about prefill."""
@@ -80,8 +78,9 @@ class DecayedFit:
         step = side * (_CHANGE / 2 if clear else 1.0)
         self._off = self._off + step if side * self._off > 0 else step
         if self._jumps and abs(self._off) >= _CHANGE:
-            fade *= _FORGET
-        weight = 1.0 / (seconds if clear else expected) ** 2
+            fade = 0.0
+        # One that took twenty times as long must not count four hundred times.
+        weight = 1.0 / (expected * (seconds if clear else expected))
         for row, x, at in zip(
             self._products, features, range(len(features)), strict=True
         ):
@@ -102,8 +101,9 @@ class DecayedFit:
         # In units in which what is known is 1, so that a change keeps proportions.
         least = self._shape / np.sqrt(np.maximum(np.diag(products), 1e-300))
         unit = np.maximum(self._known, least)
-        prior = _PRIOR if any(self._known) else _PRIOR * 1e-6
-        products = products * np.outer(unit, unit) + prior * np.eye(len(unit))
+        products *= np.outer(unit, unit)
+        prior = float(np.trace(products)) * (_PRIOR if any(self._known) else 1e-6)
+        products += prior * np.eye(len(unit))
         sums = sums * unit + prior * np.array(self._known) / unit
         free = np.ones(len(unit), np.bool_)
         found = np.zeros(len(unit))
