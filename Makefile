@@ -131,6 +131,9 @@ check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, fro
 bench-sglang: ## Measure SGLang with kvdock against SGLang with its own file store.
 	@$$($(PYTHON) engines/sglang/tests/environment.py) benchmarks/sglang.py $(ARGS)
 
+bench-pays: $(STAMP) ## Time to the first token over a grid of stores: loading, computing, kvdock.
+	@$(BIN)/python benchmarks/pays.py $(ARGS)
+
 bench-vllm: ## Measure kvdock behind vLLM's host memory against vLLM's own file tier.
 	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) benchmarks/vllm.py $(ARGS)
 

@@ -163,6 +163,49 @@ class HintAnswered:
 
 
 @attrs.frozen(kw_only=True)
+class LoadDecided:
+    """How much of a prefix that was found an engine loads.
+
+    Args:
+        request: The engine's own id of the request.
+        choice: "all", "part", "compute", "explore" or "unknown", see
+            `kvdock.pays.policy.Choice`.
+        acted: Whether it was done; otherwise all that was found is loaded.
+        found: Pages that could be restored.
+        pages: Pages that are loaded, by this choice.
+        wait_s: Expected seconds until the load has its turn.
+        load_s: Expected seconds to load all that was found.
+        compute_s: Expected seconds to compute all of the prompt that is not there.
+        tokens_per_s: Tokens per second that the engine computes; 0 for unknown.
+        curves: By backend and pool: seconds of a call, and bytes per second.
+    """
+
+    request: str
+    choice: str
+    acted: bool
+    found: int
+    pages: int
+    wait_s: float
+    load_s: float
+    compute_s: float
+    tokens_per_s: float = 0.0
+    curves: Mapping[tuple[str, str], tuple[float, float]] = {}
+
+    def __str__(self) -> str:
+        """Render as one line."""
+        curves = ", ".join(
+            f"{backend} {pool} {latency_s * 1e3:.1f} ms + {rate / 1e6:.0f} MB/s"
+            for (backend, pool), (latency_s, rate) in self.curves.items()
+        )
+        return (
+            f"{self.choice}, {self.pages} of {self.found} pages: loading all takes "
+            f"{self.load_s * 1e3:.0f} ms after {self.wait_s * 1e3:.0f} ms, computing "
+            f"{self.compute_s * 1e3:.0f} ms "
+            f"({self.tokens_per_s:.0f} tokens/s; {curves})"
+        )
+
+
+@attrs.frozen(kw_only=True)
 class PagesCopied:
     """Pages were copied from one tier to another, or a copy was dropped.
 
@@ -485,6 +528,7 @@ Event = (
     | SlotsExpected
     | RequestArrived
     | MessageRefused
+    | LoadDecided
     | LookupSkipped
     | HintAnswered
     | PagesAnswered

@@ -58,6 +58,8 @@ CPU = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # What is stored is loaded: a tiny model would compute it faster.
+    "KVDOCK_CORE__PAYS__MODE": "always",
 }
 """Environment that keeps vLLM on this machine and its processor."""
 

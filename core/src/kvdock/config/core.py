@@ -43,6 +43,17 @@ class StagingPolicy(StrEnum):
     """All, whatever their backend promises."""
 
 
+class PaysMode(StrEnum):
+    """Whether a prefix is loaded where computing it is expected to be faster."""
+
+    ALWAYS = "always"
+    """What is found is loaded, and nothing is learned."""
+    ADVISORY = "advisory"
+    """What is found is loaded, and it is counted what would have been done."""
+    ON = "on"
+    """What does not pay is computed, once it is known what both cost."""
+
+
 _LEAST = "1 ms"
 """The shortest time: with less, a call would be late before it is made."""
 
@@ -226,6 +237,22 @@ class RetentionSettings:
 
 
 @attrs.frozen(kw_only=True)
+class PaysSettings:
+    """Whether a prefix that was found is loaded or computed."""
+
+    mode: PaysMode = choice(PaysMode.ON, help="Who decides: always, advisory or on.")
+    margin: float = option(
+        0.03,
+        help="Share that is added to what a load is expected to take.",
+    )
+    recompute: float = option(
+        0.0,
+        help="Tokens per second that the engine prefills, as `kvdock bench --engine` "
+        "prints it; 0 to learn it from the engine.",
+    )
+
+
+@attrs.frozen(kw_only=True)
 class CoreSettings:
     """All settings of the core."""
 
@@ -244,3 +271,4 @@ class CoreSettings:
     tiers: TierSettings = attrs.field(factory=TierSettings)
     retention: RetentionSettings = attrs.field(factory=RetentionSettings)
     host_memory: HostMemorySettings = attrs.field(factory=HostMemorySettings)
+    pays: PaysSettings = attrs.field(factory=PaysSettings)

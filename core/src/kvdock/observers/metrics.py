@@ -232,6 +232,27 @@ def _metrics() -> tuple[Metric, ...]:
             "kvdock_copy_queue_bytes", gauge,
             "Bytes of pages that wait to be copied to a tier.", ("target",),
         ),
+        Metric(
+            "kvdock_load_decisions_total", counter,
+            "Decisions how much of a prefix is loaded: all, part, compute, explore, or "
+            "unknown; acted is no where they were only counted.",
+            ("choice", "acted"),
+        ),
+        Metric(
+            "kvdock_load_latency_seconds", gauge,
+            "What a load takes whatever its size, as it was learned.",
+            ("backend", "pool"), mode="livemostrecent",
+        ),
+        Metric(
+            "kvdock_load_bytes_per_second", gauge,
+            "Bytes per second of loads, as they were learned.",
+            ("backend", "pool"), mode="livemostrecent",
+        ),
+        Metric(
+            "kvdock_compute_tokens_per_second", gauge,
+            "Tokens per second that the engine prefills, as it was learned.",
+            mode="livemostrecent",
+        ),
         Metric("kvdock_requests_total", counter, "Requests of peers.", ("outcome",)),
         Metric(
             "kvdock_messages_refused_total", counter,
@@ -419,6 +440,8 @@ class EventMetrics(ABC):
                 for answer, pages in event.pages.items():
                     labels = (event.action, answer)
                     self._add("kvdock_hint_pages_total", pages, *labels, *whose)
+            case events.LoadDecided():
+                self._show_decision(event, whose)
             case events.RowsSent():
                 rows = "kvdock_sent_rows_total"
                 self._add(rows, event.rows, event.pool, "all", *whose)
@@ -436,6 +459,14 @@ class EventMetrics(ABC):
             case events.RequestArrived():
                 self._add("kvdock_requests_total", 1, event.outcome, *whose)
                 self._add("kvdock_requests_bytes_total", event.nbytes, *whose)
+
+    def _show_decision(self, event: events.LoadDecided, whose: Whose) -> None:
+        labels = (event.choice, "yes" if event.acted else "no", *whose)
+        self._add("kvdock_load_decisions_total", 1, *labels)
+        self._set("kvdock_compute_tokens_per_second", event.tokens_per_s, *whose)
+        for at, (latency_s, rate) in event.curves.items():
+            self._set("kvdock_load_latency_seconds", latency_s, *at, *whose)
+            self._set("kvdock_load_bytes_per_second", rate, *at, *whose)
 
     def _count_copied(self, event: events.PagesCopied, whose: Whose) -> None:
         where = (event.pool, event.source, event.target)

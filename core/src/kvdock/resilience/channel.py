@@ -36,6 +36,8 @@ from kvdock.events import (
     PagesAnswered,
     PoolsAttached,
 )
+from kvdock.pays.curves import LoadMeter
+from kvdock.pays.policy import current_limit
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 from kvdock.resilience.executor import (
@@ -98,6 +100,13 @@ def _validated(batch: Batch, ran: RunResult) -> BatchResult | Exception:
         return error
 
 
+def _loaded_bytes(answer: object) -> int:
+    """Return the bytes of an answer of which every key is loaded; else 0."""
+    if not isinstance(answer, BatchResult) or np.count_nonzero(answer.outcomes):
+        return 0
+    return int(answer.nbytes.sum())
+
+
 def _hold_of(answer: object) -> MemoryHold | None:
     """Return the hold of an answer that is not validated yet."""
     hold = answer.hold if isinstance(answer, BatchResult) else None
@@ -119,6 +128,7 @@ class BackendChannel:
         self.backend = backend
         self.name = backend.name
         self.negative_cache = NegativeCache(core.negative_cache)
+        self.loads = LoadMeter()
         self.core = core
         self._executor = DeadlineExecutor(
             f"kvdock-{self.name}",
@@ -415,6 +425,10 @@ class BackendChannel:
         if self._executor.guard.forked or self._closing or not breaker.allows_call():
             self.background.start_probe(batch.operation)
             return CallResult(BatchResult.all(batch, Outcome.UNAVAILABLE))
+        loads = batch.operation is Operation.GET
+        began = self.loads.begin() if loads else 0.0
+        # Its end is a decision, and says nothing about the backend.
+        decided = loads and current_limit() is not None
         # What sends to a peer finds its own way.
         straight = self._calls_stores and batch.remote is None
         try:
@@ -423,19 +437,24 @@ class BackendChannel:
                 if straight
                 else partial(self._batch_hook, handle=handle, batch=batch),
                 batch.deadline_s + self.core.deadlines.grace,
-                late=lambda result: self._on_late_end(result, late),
-                settle=settle and (lambda: self._settle(breaker, batch, settle)),
+                late=lambda result: self._on_late_end(result, late, batch, began),
+                settle=settle
+                and (lambda: self._settle(breaker, batch, settle, began, decided)),
             )
         except TaskAbandoned:
             raise
         except BaseException:
             # A signal interrupted the caller: not a failure of the backend.
             breaker.record_ignored()
+            if loads:
+                self.loads.end(began, batch.pool, 0)
             raise
         if ran.abandoned:
-            self._record_overrun(breaker, batch)
+            self._record_overrun(breaker, batch, began, decided)
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
         result = _validated(batch, ran)
+        if loads:
+            self.loads.end(began, batch.pool, _loaded_bytes(result))
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
             outcome = self._record_failure(breaker, batch, result)
@@ -446,15 +465,32 @@ class BackendChannel:
         return self._answer(batch, result, late)
 
     def _settle(
-        self, breaker: CircuitBreaker, batch: Batch, settle: Callable[[], None]
+        self,
+        breaker: CircuitBreaker,
+        batch: Batch,
+        settle: Callable[[], None],
+        began: float,
+        decided: bool,  # noqa: FBT001 - passed on
     ) -> None:
         """Record a background task's call that is abandoned, and settle it."""
         try:
-            self._record_overrun(breaker, batch)
+            self._record_overrun(breaker, batch, began, decided)
         finally:
             settle()
 
-    def _record_overrun(self, breaker: CircuitBreaker, batch: Batch) -> None:
+    def _record_overrun(
+        self,
+        breaker: CircuitBreaker,
+        batch: Batch,
+        began: float,
+        decided: bool,  # noqa: FBT001 - whether the deadline was a decision
+    ) -> None:
+        if batch.operation is Operation.GET:
+            nbytes = int(batch.object_bytes.sum())
+            self.loads.abandon(began, batch.pool, nbytes)
+        if decided:
+            breaker.record_ignored()
+            return
         breaker.record_failure(overran=True)
         self._log_failure("late", batch, "passed its deadline and was abandoned")
 
@@ -516,7 +552,15 @@ class BackendChannel:
             error,
         )
 
-    def _on_late_end(self, result: object, late: Callable[[], None] | None) -> None:
+    def _on_late_end(
+        self,
+        result: object,
+        late: Callable[[], None] | None,
+        batch: Batch,
+        began: float,
+    ) -> None:
+        if batch.operation is Operation.GET:
+            self.loads.end(began, batch.pool, _loaded_bytes(result), late=True)
         hold = _hold_of(result)
         if hold is not None:
             self.keep_held(hold, late)

@@ -96,6 +96,10 @@ class Chain:
             self._found_in.clear()
         self._found_in.update(dict.fromkeys(hashes, at))
 
+    def found_in(self, hashes: Sequence[str]) -> Int64Array:
+        """Return the tier in which each page was found last, int64 (n,)."""
+        return np.array([self._found_in.get(one, 0) for one in hashes], np.int64)
+
     def load(
         self,
         hashes: Sequence[str],

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvdock.batch import Operation, Outcome
 from kvdock.events import PagesHeld
 from kvdock.keys import check_hashes
+from kvdock.pays.policy import current_limit
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.synchronization import check_deadline
 from kvdock.tiers.chain import Chain, EnginePages
@@ -27,8 +28,9 @@ from kvdock.transfer.page_indices import (
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
+    from kvdock.arrays import BoolArray, FloatArray, Int64Array, OutcomeArray
     from kvdock.geometry.region import Region
+    from kvdock.pays.curves import LoadCurve
     from kvdock.plugin.manifest import Scope
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
@@ -127,6 +129,30 @@ class AttachedPool:
         """
         check_hashes(hashes)
         return self.find(hashes, self._deadline(Operation.EXISTS, deadline_s))
+
+    def load_seconds(
+        self, hashes: Sequence[str], curves: dict[tuple[str, str], LoadCurve]
+    ) -> FloatArray:
+        """Return what loading the first p pages should take, float64 (n + 1,).
+
+        Args:
+            hashes: n page hashes, after a lookup has found them.
+            curves: Takes what that rests on, by backend and pool.
+        """
+        tiers = np.zeros(len(hashes), np.int64)
+        if self._chain is not None:
+            tiers = self._chain.found_in(hashes)
+        seconds = np.zeros(len(hashes) + 1)
+        for at, placement in enumerate(self.placements):
+            mine = tiers == at
+            if self.region.physical and mine.any():
+                pages = np.concatenate([[0], np.cumsum(mine)])
+                curve = placement.channel.loads.curve(self.pool.name)
+                curves[placement.backend, self.pool.name] = curve
+                calls = -(-pages // placement.batch_pages)
+                nbytes = pages * int(placement.object_bytes.sum())
+                seconds += curve.seconds(nbytes, calls)
+        return seconds
 
     def put(
         self,
@@ -408,7 +434,13 @@ class AttachedPool:
         size = placement.batch_pages
         if operation is Operation.GET and len(chosen) > size:
             chosen = self._once(pages, chosen, outcomes)
+        limit = current_limit() if operation is Operation.GET else None
         for start in range(0, len(chosen), size):
+            if start and limit is not None:
+                if limit.reached(start / len(chosen)):
+                    deadline_s = 0.0
+                elif placement.share >= 1:
+                    deadline_s = limit.deadline_s
             if start and time.monotonic() >= deadline_s:
                 outcomes[chosen[start:]] = Outcome.TIMEOUT
                 break

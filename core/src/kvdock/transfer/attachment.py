@@ -26,6 +26,7 @@ from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.events import PagesRestored
 from kvdock.hits import Hits, evaluate, leading
 from kvdock.keys import check_hashes
+from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.transfer.page_indices import resolve_page_indices
@@ -58,6 +59,12 @@ class Attachment(ClosedAfterUse):
     _close_peers: Callable[[float], bool] | None = attrs.field(
         init=False, default=None, repr=False
     )
+    pays: LoadPolicy = attrs.field(init=False, repr=False)
+    """Decides for an engine how much of a prefix it loads."""
+
+    @pays.default
+    def _policy(self) -> LoadPolicy:
+        return LoadPolicy(self.core.pays, self.notify)
 
     @classmethod
     def open(  # noqa: PLR0913 - an engine's choices, half of them optional

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from kvdock.batch import Batch, BatchResult, Operation
+from kvdock.config import fields
 from kvdock.config.fields import duration, option
 from kvdock.plugin.store import StoreWrapper
 from kvdock.plugin.wrapper import Wrapper
@@ -37,6 +38,8 @@ class Fault(StrEnum):
 
     DELAY = "delay"
     """Take longer, by `delay`."""
+    THROTTLE = "throttle"
+    """Take `delay` and what `bandwidth` allows, one batch after the other."""
     ERROR = "error"
     """Do the work, and raise."""
     DROP = "drop"
@@ -73,6 +76,8 @@ class FaultSettings:
     pools: tuple[str, ...] = option((), help="Only for these pools; none for all.")
     ranks: tuple[int, ...] = option((), help="Only on these TP ranks; none for all.")
     delay: float = duration("20 ms", help="How much longer a delay takes.")
+    bandwidth: int = fields.size(1 << 30, help="Bytes per second of a throttle.")
+    jitter: float = option(0.0, help="Share by which a throttle is faster or slower.")
     hang: float = duration("1 h", help="How long a hang lasts, at most.")
     seed: int = option(0, help="Makes the choices repeat.")
 
@@ -86,6 +91,7 @@ class FaultInjector:
         self._random = random.Random(settings.seed)  # noqa: S311 - chooses faults, guards nothing
         self._lock = threading.Lock()
         self._released = threading.Event()
+        self._free_s = 0.0  # when a throttle is through with what it was given
 
     def inject(self, **changes: Any) -> None:  # noqa: ANN401 - fields of the settings
         """Change what is injected from now on."""
@@ -140,6 +146,8 @@ class FaultInjector:
     def _before(self, batch: Batch, faults: frozenset[Fault]) -> None:
         if Fault.DELAY in faults:
             self._released.wait(self.settings.delay)
+        if Fault.THROTTLE in faults:
+            self._throttle(int(batch.object_bytes.sum()))
         if Fault.DROP in faults:
             raise InjectedFault("dropped")
         if faults & {Fault.HANG, Fault.LATE}:
@@ -149,6 +157,16 @@ class FaultInjector:
                 self._released.wait(max(0.0, end - time.monotonic()))
             if Fault.HANG in faults:
                 raise InjectedFault("hung")
+
+    def _throttle(self, nbytes: int) -> None:
+        """Wait for so many bytes, behind those that others wait for."""
+        given, now_s = self.settings, time.monotonic()
+        with self._lock:
+            shake = 1 + self._random.uniform(-given.jitter, given.jitter)
+            took_s = shake * nbytes / given.bandwidth
+            self._free_s = max(now_s, self._free_s) + took_s
+            end_s = self._free_s + shake * given.delay
+        self._released.wait(end_s - now_s)
 
     def _altered_for_put(self, batch: Batch) -> tuple[ctypes.c_ubyte, int] | None:
         """Alter a byte of what is stored; give back what restores it."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from kvdock import Dock, Namespace, Plan, PoolSpec, Shard
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
+    from kvdock.pays.policy import LoadPolicy
     from kvdock_sglang.host_pools import HostPool
     from kvdock_sglang.namespace import Ranks
     from kvdock_sglang.settings import Configuration
@@ -118,6 +119,12 @@ class Attachments:
     def pools(self) -> Mapping[str, AttachedHostPool]:
         """All pools by pool name."""
         return self._by_name
+
+    @property
+    def pays(self) -> LoadPolicy | None:
+        """What decides whether loading pays; None before the first burst, or if off."""
+        first = next(iter(self._attachments), None)
+        return first.pays if first is not None and first.pays.decides else None
 
     @property
     def digest(self) -> str:

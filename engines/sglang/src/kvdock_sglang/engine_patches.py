@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import Capability, PoolKind, Support
-from kvdock_sglang import hints, lora_identity, operation, weight_updates
+from kvdock.pays.policy import limited_by
+from kvdock_sglang import hints, lora_identity, operation, pays, weight_updates
 from kvdock_sglang.engine_api import USED, Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect, differing
@@ -188,6 +189,57 @@ def note_insert(
 def _backend_of(cache: Any) -> object:  # noqa: ANN401 - SGLang's caches
     controller = getattr(cache, "cache_controller", None)
     return getattr(controller, "storage_backend", None)
+
+
+def query_hits(
+    original: Callable[..., Any],
+    controller: Any,  # noqa: ANN401 - SGLang's controller
+    found: Any,  # noqa: ANN401 - SGLang's PrefetchOperation
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Look a prefix up, and leave out what does not pay."""
+    run = operation.run_operation
+    hashes, tokens = run(original, controller, found, *args, **options)
+    storage = kvdock_storage(controller.storage_backend)
+    if storage is not None and hashes:
+        pages = storage.decide(found, hashes, controller.page_size)
+        hashes, tokens = hashes[:pages], pages * controller.page_size
+    return hashes, tokens
+
+
+def transfer_pages(
+    original: Callable[..., Any],
+    controller: Any,  # noqa: ANN401 - SGLang's controller
+    found: Any,  # noqa: ANN401 - SGLang's PrefetchOperation
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Load a prefix until computing would have been faster."""
+    storage = kvdock_storage(controller.storage_backend)
+    try:
+        with limited_by(pays.limit_of(found)):
+            run = operation.run_operation
+            return run(original, controller, found, *args, **options)
+    finally:
+        if storage is not None:
+            storage.end_load(found)
+
+
+def learn_step(
+    original: Callable[..., Any],
+    scheduler: Any,  # noqa: ANN401 - SGLang's Scheduler
+    batch: Any,  # noqa: ANN401 - SGLang's ScheduleBatch
+    *args: Any,  # noqa: ANN401 - passed on
+    **options: Any,  # noqa: ANN401 - passed on
+) -> Any:  # noqa: ANN401 - passed on
+    """Learn what computing takes from each step."""
+    answer = original(scheduler, batch, *args, **options)
+    controller = getattr(scheduler.tree_cache, "cache_controller", None)
+    storage = kvdock_storage(getattr(controller, "storage_backend", None))
+    if storage is not None:
+        storage.learn_step(batch)
+    return answer
 
 
 def attach_with_dcp(
@@ -435,8 +487,18 @@ PATCHES = (
         operation.CREATE, operation.note_operation, _LOST_OPERATION, USED["operation"]
     ),
     *(
-        Patch(path, operation.run_operation, _LOST_OPERATION, USED["operation"])
-        for path in operation.CALLS
+        Patch(path, hook, _LOST_OPERATION, USED["operation"])
+        for path, hook in zip(
+            operation.CALLS,
+            (query_hits, transfer_pages, operation.run_operation),
+            strict=True,
+        )
+    ),
+    Patch(
+        pays.STEP,
+        learn_step,
+        "what computing takes: core.pays.recompute has to say it",
+        USED["pays"],
     ),
     Patch(hints.ARRIVAL, note_arrival, _LOST_HINTS, USED["hints"]),
     Patch(hints.INSERT, note_insert, _LOST_HINTS, USED["hints"]),

@@ -29,7 +29,8 @@ from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
 from kvdock.events import LookupSkipped
 from kvdock.hints import Hints, RequestHints, by_times
-from kvdock_sglang import engine_api, weight_updates
+from kvdock.pays.policy import current_limit
+from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
@@ -264,7 +265,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> list[bool]:
         """Load pages of the anchor; one answer per page."""
         del extra_info
-        until_s = self._deadline("get")
+        until_s = self._until_s(keys)
         moved = self._move("get", EnginePool.KV, keys, host_indices, until_s)
         self._attachments.notify_loaded({EnginePool.KV: moved})
         return moved
@@ -287,7 +288,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
     ) -> dict[str, list[bool]]:
         """Load pages of other pools; one answer per page and pool."""
         del extra_info
-        done = self._move_all("get", transfers, self._deadline("get"))
+        done = self._move_all("get", transfers, self._until_s([]))
         windows = {
             _word(one.name)
             for one in transfers
@@ -503,7 +504,38 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         insert = self._hinted.inserted
         self._safely("hints", lambda: insert(cache, req, up_to), None)
 
+    def decide(self, operation: Any, hashes: list[str], page_tokens: int) -> int:  # noqa: ANN401 - SGLang's
+        """Return how many of the pages that were found for a prefetch are loaded."""
+        policy, found = self._attachments.pays, len(hashes)
+        if policy is None or not found:
+            return found
+        given = (self._attachments, policy, operation, hashes, page_tokens)
+        return self._safely("decide", lambda: pays.decide(*given), found)
+
+    def end_load(self, operation: Any) -> None:  # noqa: ANN401 - SGLang's
+        """Note that nothing more is loaded for a prefetch."""
+        policy = self._attachments.pays
+        if policy is not None:
+            policy.done(pays.request_of(operation))
+
+    def learn_step(self, batch: Any) -> None:  # noqa: ANN401 - SGLang's ScheduleBatch
+        """Learn what computing takes from a step that has ended."""
+        policy = self._attachments.pays
+        if policy is not None:
+            self._safely("learn", lambda: pays.learn_step(policy, batch), None)
+
     # --- Inside --------------------------------------------------------------
+
+    def _until_s(self, keys: Sequence[str]) -> float:
+        """Return until when a load may take; 0 where it does not pay any more."""
+        until_s, limit, operation = self._deadline("get"), current_limit(), current()
+        if limit is None:
+            return until_s
+        hashes = list(operation.hashes) if operation is not None else []
+        at = hashes.index(keys[0]) if keys and keys[0] in hashes else 0
+        if at and limit.reached(at / len(hashes)):
+            return 0.0
+        return limit.until(until_s)
 
     def _deadline(self, what: str) -> float:
         """Return when one call of the engine must end, over all of its pools."""

@@ -27,6 +27,7 @@ from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
 from kvdock_vllm.identity import Layers, identify, layers_of, layout_of_rows
+from kvdock_vllm.pays import LoadDecisions, work_of
 from kvdock_vllm.pools import Handover
 from kvdock_vllm.restorable import check_states, unrestorable
 from kvdock_vllm.rows import check_layout
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
         KVConnectorPromMetrics,
     )
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 # Below vLLM's own logger, which is the one that has a handler.
@@ -134,6 +137,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         self._failures = ThrottledLog(log)
         if role == KVConnectorRole.SCHEDULER:
             self._never_restored = unrestorable(self.connector_scheduler)
+            self._loads: LoadDecisions | None = None
         if role == KVConnectorRole.WORKER:
             self._check_layout_at_registration(
                 kv_cache_config, canonical=settings.own.canonical_layout
@@ -173,6 +177,9 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
                 self.connector_scheduler, self._step_tokens()
             )
             self._handover.tier.open(self._handover.identity.with_layers(reports))
+            tier = self._handover.tier
+            if tier.attached.pays.decides:
+                self._loads = LoadDecisions(self.connector_scheduler, tier)
         except BaseException:
             # The engine ends, and its host memory with it.
             self.shutdown()
@@ -220,6 +227,46 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         """Return how many block hashes a page has; its last one names it."""
         groups = self.connector_scheduler.config.kv_group_configs
         return int(groups[0].hashes_per_chunk)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return what vLLM loads, once it is decided how much of that pays."""
+        if self._loads is not None:
+            try:
+                most = self._max_loadable_tokens(request, num_computed_tokens)
+                if not self._loads.decide(request, num_computed_tokens, most):
+                    return None, False
+            except Exception:
+                log.exception("no more decisions whether loading pays: one has failed")
+                self._loads = None
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+            request, num_computed_tokens
+        )
+        return found
+
+    def update_state_after_alloc(
+        self,
+        request: Request,
+        blocks: Any,  # noqa: ANN401 - vLLM's KVCacheBlocks
+        num_external_tokens: int,
+    ) -> None:
+        """End a decision: its request has what it is going to have."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if self._loads is not None:
+            self._loads.forget(request.request_id)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:  # noqa: ANN401 - vLLM's KVConnectorMetadata
+        """Note that a step begins, to learn what computing takes."""
+        if self._loads is not None and scheduler_output.num_scheduled_tokens:
+            self._handover.tier.attached.pays.compute.begin(work_of(scheduler_output))
+        return super().build_connector_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Note that a step has ended."""
+        if self._loads is not None:
+            self._handover.tier.attached.pays.compute.end()
+        super().update_connector_output(connector_output)
 
     @classmethod
     def build_prom_metrics(

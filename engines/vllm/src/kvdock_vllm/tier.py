@@ -8,6 +8,7 @@ vLLM decides which pages a prefix needs, and asks key by key.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +31,7 @@ from kvdock.events import AUDITED, PageHomes, requested_by
 from kvdock.hints import Hints, PagesOfPool, RequestHints, by_times
 from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
+from kvdock.pays.policy import limited_by
 from kvdock_vllm.adapters import UNKNOWN
 from kvdock_vllm.events import GROUP_BYTES, StoredKeys
 from kvdock_vllm.pools import attach, check_canonical
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
-    from kvdock.arrays import BoolArray, Int64Array
+    from kvdock.arrays import BoolArray, FloatArray, Int64Array
+    from kvdock.pays.curves import LoadCurve
+    from kvdock.pays.policy import LoadLimit
     from kvdock_vllm.identity import Identity
     from kvdock_vllm.pools import Handover
 
@@ -66,6 +70,7 @@ class _Job:
     number: int
     promotion: bool
     keys: list[OffloadKey]
+    request: str = ""
     transfers: list[tuple[_Part, TransferFuture]] = attrs.field(factory=list)
 
     @property
@@ -73,12 +78,12 @@ class _Job:
         """Return whether no call can touch its rows any more."""
         return all(transfer.done for _, transfer in self.transfers)
 
-    def moved(self) -> BoolArray:
-        """Return which keys are moved, bool (n,)."""
-        moved = np.zeros(len(self.keys), np.bool_)
+    def ended(self, outcome: Outcome = Outcome.OK) -> BoolArray:
+        """Return which keys ended so, bool (n,)."""
+        found = np.zeros(len(self.keys), np.bool_)
         for part, transfer in self.transfers:
-            moved[part.positions] = transfer.outcomes == Outcome.OK
-        return moved
+            found[part.positions] = transfer.outcomes == outcome
+        return found
 
 
 class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not installed where types are checked
@@ -127,6 +132,8 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._deltas = MetricDeltas()
         self._core = handover.settings.core
         self._jobs: list[_Job] = []
+        self._limits: dict[str, LoadLimit] = {}
+        self._cut: dict[str, set[OffloadKey]] = {}
         self._events: StoredKeys | None = None
         self._homes = PageHomes(self._core.page_events)
         self._lookups = _Lookups(self)
@@ -164,7 +171,8 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         }
 
     @property
-    def _attached(self) -> Attachment:
+    def attached(self) -> Attachment:
+        """Storage, from the handshake of the workers on."""
         assert self._attachment is not None, "vLLM has sent no handshake of its workers"  # noqa: S101 - `EngineCore.__init__` does
         return self._attachment
 
@@ -216,7 +224,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         if not hints.hints:
             return
         req_context.set_state(hints)
-        pools = self._attached.pools_by_name
+        pools = self.attached.pools_by_name
         pages = [
             PagesOfPool(pools[name], part.hashes, self._ends(part, keys, req_context))
             for name, part in self._split(keys, req_context).items()
@@ -246,17 +254,46 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         deadline_s = self._core.deadlines.until("exists")
         with requested_by(req_context.req_id):
             for name, part in self._split(keys, req_context).items():
-                there = self._attached[name].exists(part.hashes, deadline_s)
+                there = self.attached[name].exists(part.hashes, deadline_s)
                 found[part.positions] = there
         # Python's own bool: vLLM compares by identity.
         return [bool(one) for one in found]
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Return whether a page is stored, or RETRY until the answer is there."""
+        """Return whether a page is stored, or RETRY until the answer is there.
+
+        For a request whose load of it was cut, it is not: for others it may be.
+        """
+        if self._cut and key in self._cut.get(req_context.req_id, ()):
+            return LookupResult.MISS
         found = self._lookups.lookup(key, req_context)
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
+
+    def load_seconds(
+        self,
+        keys: Sequence[OffloadKey],
+        req_context: ReqContext,
+        curves: dict[tuple[str, str], LoadCurve],
+    ) -> FloatArray:
+        """Return what loading the first keys of one group takes, float64 (n + 1,)."""
+        seconds = np.zeros(len(keys) + 1)
+        for name, part in self._split(keys, req_context).items():
+            seconds += self.attached[name].load_seconds(part.hashes, curves)
+        return seconds
+
+    def limit(self, request: str, limit: LoadLimit | None) -> None:
+        """End the loads of a request at a limit."""
+        if limit is not None:
+            self._limits[request] = limit
+
+    def unlimit(self, request: str) -> None:
+        """Forget the limit of a request, and what it cut."""
+        self._limits.pop(request, None)
+        self._cut.pop(request, None)
+        if self._attachment is not None:
+            self._attachment.pays.done(request)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Store rows in the background."""
@@ -268,19 +305,26 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._submit(job_metadata)
 
     def _submit(self, given: TransferJob) -> None:
-        job = _Job(given.job_id, given.is_promotion, list(given.keys))
+        request = given.req_context.req_id
+        job = _Job(given.job_id, given.is_promotion, list(given.keys), request)
         self._jobs.append(job)
         context = given.req_context
         hints = None if job.promotion else context.get_state(RequestHints)
         move = self._transfers.read if job.promotion else self._transfers.write
         pages: Int64Array = np.asarray(given.chunk_ids, np.int64)
+        limit = self._limits.get(request) if job.promotion else None
+        timeout_s = None
+        if limit is not None:
+            until_s = limit.until(self._core.deadlines.until("get"))
+            timeout_s = max(0.0, until_s - time.monotonic())
         try:
-            with requested_by(context.req_id):
+            with requested_by(request), limited_by(limit):
                 for name, part in self._split(job.keys, context).items():
                     if hints is not None:
                         self._write(job, name, part, pages, hints, context)
                         continue
-                    transfer = move(name, part.hashes, pages[part.positions])
+                    rows = pages[part.positions]
+                    transfer = move(name, part.hashes, rows, timeout_s=timeout_s)
                     job.transfers.append((part, transfer))
         except KvdockError:
             # A defect of ours, or a closed attachment: what has no transfer fails.
@@ -296,7 +340,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         req_context: ReqContext,
     ) -> None:
         """Store pages with the times that the request's hints give them."""
-        pool = self._attached[name]
+        pool = self.attached[name]
         ends = self._ends(part, job.keys, req_context)
         told = partial(self._hints.stored, hints, pool)
         groups = by_times(hints.times(ends, pool.pool.page_tokens))
@@ -317,7 +361,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         return [self._result(job) for job in ended]
 
     def _result(self, job: _Job) -> JobResult:
-        moved = job.moved()
+        moved = job.ended()
         whole = bool(moved.all())
         good = None
         if not whole:
@@ -326,6 +370,11 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 # Until vLLM stores it again, a key that failed must not be a hit:
                 # vLLM would try it without end.
                 lost = set(job.keys).difference(good)
+                if job.request in self._limits:
+                    late = np.flatnonzero(job.ended(Outcome.TIMEOUT)).tolist()
+                    cut = self._cut.setdefault(job.request, set())
+                    cut.update(job.keys[at] for at in late)
+                    lost -= cut
                 self._lookups.mark_miss(lost)
         return JobResult(
             job_id=job.number,
@@ -338,13 +387,13 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """Keep pages young that vLLM serves from its own memory."""
         for name, part in self._split(list(keys), req_context).items():
-            self._attached[name].touch(part.hashes)
+            self.attached[name].touch(part.hashes)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Yield which pages storage has, or has no longer, since the last call."""
         if self._events is None:
             return
-        for event in self._attached.take_page_events():
+        for event in self.attached.take_page_events():
             tiers = self._tiers[event.pool]
             reported = all(one.reports_removal for one in tiers.values())
             remote_tiers = {name for name, one in tiers.items() if one.remote}
@@ -374,6 +423,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget a request."""
         self._lookups.cleanup(req_context.req_id)
+        self.unlimit(req_context.req_id)
         self._adapters.end(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002 - same

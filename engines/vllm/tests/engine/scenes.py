@@ -6,6 +6,7 @@ and returns what a test looks at. They run in a process of their own.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from contextlib import suppress
@@ -55,7 +56,7 @@ class Watch:
 
         def ended(job: Any) -> Any:
             took_s = time.monotonic() - began.pop(job.number)
-            watch.jobs.append((job.promotion, took_s, int(job.moved().sum())))
+            watch.jobs.append((job.promotion, took_s, int(job.ended().sum())))
             operation = "load" if job.promotion else "store"
             for _, transfer in job.transfers:
                 for code in transfer.outcomes.tolist():
@@ -199,7 +200,59 @@ def tier_of(llm: Any) -> Any:
     return scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
 
 
+def pay(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
+    """Time first tokens with a throttled store: computing, loading, and deciding."""
+    from vllm.sampling_params import SamplingParams
+
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    tier = tier_of(llm)
+    injectors = {
+        id(one): one
+        for placement in tier._placements.values()
+        if (one := getattr(placement.handle, "_injector", None)) is not None
+    }
+    decisions = connector._loads
+    chosen = SamplingParams(temperature=0, max_tokens=1)
+
+    def first_token_s(prompt: list[int]) -> float:
+        began = time.monotonic()
+        llm.generate([{"prompt_token_ids": prompt}], chosen, use_tqdm=False)
+        took_s = time.monotonic() - began
+        end_s = time.monotonic() + END_S
+        while connector.has_pending_push_work() and time.monotonic() < end_s:
+            llm.llm_engine.engine_core.engine_core.step_fn()
+        assert llm.reset_prefix_cache(reset_connector=True)
+        return took_s
+
+    shuffled = random.Random(7)  # noqa: S311 - prompts
+
+    def any_prompt(tokens: int) -> list[int]:
+        return [shuffled.randrange(4, 500) for _ in range(tokens)]
+
+    for number in range(4):
+        first_token_s(any_prompt(phase["tokens"] // (1 + number)))
+    prompt = any_prompt(phase["tokens"])
+    first_token_s(prompt)
+    found: dict[str, Any] = {}
+    for speed in phase["speeds"]:
+        for injector in injectors.values():
+            injector.inject(kinds=("throttle",), operations=("get",), bandwidth=speed)
+        rows: dict[str, list[float]] = {"compute": [], "load": [], "kvdock": []}
+        for number in range(phase["requests"] + phase["first"]):
+            took = {"compute": first_token_s(any_prompt(phase["tokens"]))}
+            connector._loads = None
+            if number < phase["requests"]:
+                took["load"] = first_token_s(prompt)
+            connector._loads = decisions
+            took["kvdock"] = first_token_s(prompt)
+            for name, took_s in took.items():
+                rows[name].append(took_s)
+        found[str(speed)] = rows
+    return {"seconds": found}
+
+
 SCENES = {
+    "pay": pay,
     "beside": beside,
     "killed": store_until_killed,
     "reset": reset_under_jobs,

@@ -240,7 +240,7 @@ def test_pages_that_vllm_serves_itself_are_touched_in_the_store(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touched: list[Any] = []
-    pool = rig.tier._attached["kv"]
+    pool = rig.tier.attached["kv"]
     monkeypatch.setattr(
         type(pool),
         "touch",
@@ -365,7 +365,7 @@ def test_pools_may_be_routed_to_several_backends(tmp_path: Path) -> None:
     given = storage(tmp_path / "store")
     given["routes"] = {"mamba": "file"}
     rig = open_rig(given)
-    plan = rig.tier._attached.plan
+    plan = rig.tier.attached.plan
     assert {route.pool.name for route in plan.accepted} == {"kv", "mamba"}
     rig.tier.shutdown()
 

@@ -1,0 +1,294 @@
+"""Curves: what loading and computing take, learned from calls and steps.
+
+Both are least squares over two or three features, in which old samples fade. Nothing
+here is a table: a disk that became slow is known after two calls.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvdock.arrays import FloatArray, Int64Array
+
+_LOADS_FADE_S = 5.0
+"""Half-life of what is known of loads: a store changes within seconds."""
+_STEPS_FADE_S = 60.0
+"""Half-life of what is known of steps: an engine computes as it did a minute ago."""
+_PRIOR = 0.02
+"""Weight of what was known before, as a share of the samples'."""
+_FLOOR = 0.3
+"""Share of a sample that a feature of no known cost is taken to have."""
+_OFF, _FAR_OFF = 1.25, 1.6
+"""Factors from which a sample contradicts the curve, and from which it does clearly."""
+_CHANGE = 5.0
+"""Contradictions in a row, all on one side, that are a change; clear ones count half of
+it, so that two of them are."""
+_LEAST_SAMPLES = 2
+_LEAST_STEP = 16
+"""Tokens of the longest piece of a step that says something about prefill."""
+_MOST_STEPS = 4
+"""Steps under way; with more, their ends are not reported."""
+
+
+class DecayedFit:
+    """Least squares with coefficients of at least 0, in which old samples fade.
+
+    Errors count in relation to what was expected. What the samples do not tell, as
+    with calls of one size alone, stays in proportion as it was.
+
+    Args:
+        shape: For each feature, how likely it makes up what a sample takes, as long as
+            samples do not tell.
+        half_life_s: After how many seconds a sample counts half.
+        jumps: Whether what is measured may change at once.
+    """
+
+    def __init__(
+        self, shape: Sequence[float], half_life_s: float, *, jumps: bool = False
+    ) -> None:
+        features = len(shape)
+        self._half_life_s = half_life_s
+        self._shape = np.array(shape) * _FLOOR
+        self._products = [[0.0] * features for _ in range(features)]
+        self._sums = [0.0] * features
+        self._known = [0.0] * features
+        self._solved = True
+        self._jumps, self._off = jumps, 0.0
+        self.samples = 0
+        self.at_s = -math.inf
+
+    def add(self, features: Sequence[float], seconds: float, now_s: float) -> None:
+        """Take a sample."""
+        seconds = max(seconds, 1e-6)
+        fade = 0.5 ** ((now_s - self.at_s) / self._half_life_s)
+        expected = sum(k * x for k, x in zip(self._known, features, strict=True))
+        if self.samples < _LEAST_SAMPLES or expected <= 0:
+            expected = seconds
+        factor = seconds / expected
+        side = (factor > _OFF) - (factor * _OFF < 1)
+        clear = max(factor, 1 / factor) > _FAR_OFF
+        step = side * (_CHANGE / 2 if clear else 1.0)
+        self._off = self._off + step if side * self._off > 0 else step
+        if self._jumps and abs(self._off) >= _CHANGE:
+            fade = 0.0
+        # One that took twenty times as long must not count four hundred times.
+        weight = 1.0 / (expected * (seconds if clear else expected))
+        for row, x, at in zip(
+            self._products, features, range(len(features)), strict=True
+        ):
+            self._sums[at] = self._sums[at] * fade + weight * x * seconds
+            for column, other in enumerate(features):
+                row[column] = row[column] * fade + weight * x * other
+        self.samples += 1
+        self.at_s, self._solved = now_s, False
+        if self.samples <= _LEAST_SAMPLES or abs(self._off) > 1:
+            self.coefficients()
+
+    def coefficients(self) -> list[float]:
+        """Return what each feature costs, in seconds."""
+        if self._solved:
+            return self._known
+        self._solved = True
+        products, sums = np.array(self._products), np.array(self._sums)
+        # In units in which what is known is 1, so that a change keeps proportions.
+        least = self._shape / np.sqrt(np.maximum(np.diag(products), 1e-300))
+        unit = np.maximum(self._known, least)
+        products *= np.outer(unit, unit)
+        prior = float(np.trace(products)) * (_PRIOR if any(self._known) else 1e-6)
+        products += prior * np.eye(len(unit))
+        sums = sums * unit + prior * np.array(self._known) / unit
+        free = np.ones(len(unit), np.bool_)
+        found = np.zeros(len(unit))
+        while free.any():
+            found[:] = 0.0
+            found[free] = np.linalg.solve(products[np.ix_(free, free)], sums[free])
+            if found.min() >= 0:
+                break
+            free[found.argmin()] = False
+        self._known = (np.maximum(found, 0.0) * unit).tolist()
+        return self._known
+
+
+class LoadCurve:
+    """What a load from one placement takes: seconds a call, and seconds a byte."""
+
+    def __init__(self) -> None:
+        self._fit = DecayedFit((1, 1), _LOADS_FADE_S, jumps=True)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough calls were measured."""
+        return self._fit.samples >= _LEAST_SAMPLES
+
+    @property
+    def at_s(self) -> float:
+        """When a call was measured last."""
+        return self._fit.at_s
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of a call that do not depend on its size."""
+        return self._fit.coefficients()[0]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes per second, infinite where size makes no difference."""
+        pace = self._fit.coefficients()[1]
+        return 1 / pace if pace else math.inf
+
+    def add(self, nbytes: int, seconds: float, now_s: float) -> None:
+        """Take one call."""
+        self._fit.add((1.0, float(nbytes)), seconds, now_s)
+
+    def seconds(self, nbytes: Int64Array, calls: Int64Array) -> FloatArray:
+        """Return what loads of so many bytes, in so many calls, would take."""
+        each, pace = self._fit.coefficients()
+        return calls * each + nbytes * pace
+
+
+class LoadMeter:
+    """Measures the loads from one backend.
+
+    Calls at the same time share its time: of each second, a call is charged the part
+    that it has of the calls under way. So what waits in front can be added up, whether
+    a backend takes calls in turn or all at once.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running = 0
+        self._charged_s = 0.0
+        self._at_s = clock()
+        self._curves: dict[str, LoadCurve] = {}
+
+    def curve(self, pool: str) -> LoadCurve:
+        """Return the curve of a pool."""
+        found = self._curves.get(pool)
+        if found is None:
+            found = self._curves.setdefault(pool, LoadCurve())
+        return found
+
+    def begin(self) -> float:
+        """Note that a call begins; return what `end` needs."""
+        with self._lock:
+            self._advance()
+            self._running += 1
+            return self._charged_s
+
+    def abandon(self, began: float, pool: str, nbytes: int) -> None:
+        """Note that nobody waits for a call any more; `end` may still follow.
+
+        Until then it counts with the time that it took, if that is far from expected.
+        """
+        with self._lock:
+            now_s = self._advance()
+            self._running -= 1
+            curve, took_s = self.curve(pool), self._charged_s - began
+            expected_s = curve.latency_s + nbytes / curve.bytes_per_s
+            if nbytes and (took_s > _FAR_OFF * expected_s or not curve.known):
+                curve.add(nbytes, took_s, now_s)
+
+    def end(self, began: float, pool: str, nbytes: int, *, late: bool = False) -> None:
+        """Take a call that has ended, with the bytes that it loaded."""
+        with self._lock:
+            now_s = self._advance()
+            self._running -= not late
+            if nbytes:
+                self.curve(pool).add(nbytes, self._charged_s - began, now_s)
+
+    def _advance(self) -> float:
+        now_s = self._clock()
+        self._charged_s += (now_s - self._at_s) / max(1, self._running)
+        self._at_s = now_s
+        return now_s
+
+
+class ComputeCurve:
+    """What computing tokens of a prompt takes: linear in them, and in their prefix.
+
+    Called on the engine's scheduler thread; `seconds` on any.
+
+    Args:
+        recompute: Tokens per second that hold until steps were seen; 0 for unknown.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self, recompute: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._fit = DecayedFit((0.3, 1, 0.3), _STEPS_FADE_S)
+        self._recompute = recompute
+        self._step_tokens = 0
+        self._steps: deque[tuple[float, Sequence[tuple[int, int]]]] = deque()
+        self._ended_s = -math.inf
+
+    @property
+    def learned(self) -> bool:
+        """Whether it comes from steps of the engine."""
+        return self._fit.samples >= _LEAST_SAMPLES
+
+    @property
+    def known(self) -> bool:
+        """Whether there is anything to go by."""
+        return self.learned or self._recompute > 0
+
+    def begin(self, work: Sequence[tuple[int, int]]) -> None:
+        """Note that a step begins.
+
+        Args:
+            work: (prefix, tokens) of each of its requests.
+        """
+        if len(self._steps) >= _MOST_STEPS:
+            self._steps.clear()
+        self._steps.append((self._clock(), work))
+
+    def end(self) -> None:
+        """Note that the oldest step has ended.
+
+        It had the engine since it began, or since the step before it ended: so gaps
+        without work, and steps that are scheduled ahead, count for none.
+        """
+        if self._steps:
+            began_s, work = self._steps.popleft()
+            self.add(work, began_s)
+
+    def add(self, work: Sequence[tuple[int, int]], began_s: float) -> None:
+        """Take a step that ends now."""
+        now_s = self._clock()
+        began_s, self._ended_s = max(began_s, self._ended_s), now_s
+        if max((tokens for _, tokens in work), default=0) < _LEAST_STEP:
+            return
+        tokens = sum(count for _, count in work)
+        squares = sum(count * (prefix + count / 2) for prefix, count in work)
+        self._step_tokens = max(self._step_tokens, tokens)
+        self._fit.add((1.0, float(tokens), squares), now_s - began_s, now_s)
+
+    def seconds(self, start: Int64Array, end: int) -> FloatArray:
+        """Return how long computing from each start to the end takes, float64 (n,)."""
+        tokens = np.maximum(end - start, 0)
+        if not self.learned:
+            return tokens / self._recompute
+        each, linear, square = self._fit.coefficients()
+        steps = np.ceil(tokens / max(1, self._step_tokens))
+        return steps * each + tokens * (linear + square * (start + end) / 2)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of a step of the usual size, without a prefix."""
+        if not self.known:
+            return 0.0
+        tokens = max(self._step_tokens, 1)
+        return tokens / max(float(self.seconds(np.zeros(1, np.int64), tokens)[0]), 1e-9)

@@ -1,0 +1,95 @@
+"""Loads are measured where they are made, and a load that does not pay is cut."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from shelf import Engine, Shelf, hashes, patient, until
+
+from kvdock.batch import Operation, Outcome
+from kvdock.pays.policy import LoadLimit, limited_by
+from kvdock.resilience.breaker import BreakerState
+from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
+
+if TYPE_CHECKING:
+    from kvdock.pays.curves import LoadCurve
+
+GET = Operation.GET
+
+
+def stored(engine: Engine, count: int) -> list[str]:
+    names = hashes(count)
+    engine.fill(names, range(count))
+    assert engine.attachment.put(names, engine.where(range(count))).pages == count
+    return names
+
+
+def throttled(delay_s: float, **core: Any) -> Engine:
+    faults = FaultInjector(
+        FaultSettings(kinds=(Fault.THROTTLE,), operations=(GET,), delay=delay_s)
+    )
+    calls = {"batch_pages": 2, "staging": "always", "staging_buffers": 8}
+    return Engine(core=patient(calls=calls, **core), faults=faults)
+
+
+def test_loads_are_measured_and_predicted() -> None:
+    engine = Engine([Shelf()], core=patient())
+    with engine.attachment as cache:
+        names, pool = stored(engine, 4), cache["kv"]
+        curves: dict[tuple[str, str], LoadCurve] = {}
+        assert not pool.load_seconds(names, curves).any()
+        for _ in range(3):
+            cache.get(names, engine.where(range(4)))
+        seconds = pool.load_seconds(names, curves)
+        assert [one.known for one in curves.values()] == [True]
+        assert len(seconds) == 5
+        assert seconds[0] == 0 < seconds[4]
+        assert (np.diff(seconds) >= 0).all()
+
+
+def test_a_throttle_takes_its_time() -> None:
+    engine = throttled(0.05)
+    with engine.attachment as cache:
+        names, began_s = stored(engine, 4), time.monotonic()
+        assert cache.get(names, engine.where(range(4))).pages == 4
+        assert time.monotonic() - began_s >= 0.1  # two batches
+
+
+def test_what_is_whole_when_a_load_is_cut_is_used_and_no_breaker_opens() -> None:
+    engine = throttled(0.3, breaker={"abandoned_calls": 1})
+    with engine.attachment as cache:
+        names, pool = stored(engine, 8), cache["kv"]
+        # Computing takes 0.5 s: the second batch is under way by then.
+        limit = LoadLimit(np.linspace(0.5, 0.0, 9))
+        with limited_by(limit):
+            until_s = limit.until(time.monotonic() + 60)
+            codes = pool.get(names, np.arange(8), until_s)
+        assert (codes == Outcome.OK).tolist() == [True] * 2 + [False] * 6
+        assert set(codes[2:].tolist()) == {int(Outcome.TIMEOUT)}
+        assert pool.channel.breakers[GET].state is BreakerState.CLOSED
+        until(lambda: not pool.channel.abandoned_calls)
+        # Found again, by whoever asks.
+        assert pool.exists(names).all()
+
+
+def test_a_load_over_its_own_deadline_opens_the_breaker() -> None:
+    """Guards the test above: without a limit such a call is a failure."""
+    engine = throttled(0.3, breaker={"abandoned_calls": 1})
+    with engine.attachment as cache:
+        names, pool = stored(engine, 2), cache["kv"]
+        pool.get(names, np.arange(2), time.monotonic() + 0.1)
+        assert pool.channel.breakers[GET].state is BreakerState.OPEN
+
+
+def test_a_load_that_is_slower_than_computing_ends_between_batches() -> None:
+    engine = throttled(0.1)
+    with engine.attachment as cache:
+        names, pool = stored(engine, 8), cache["kv"]
+        limit = LoadLimit(np.linspace(0.25, 0.0, 9), share=100.0)
+        with limited_by(limit):
+            until_s = limit.until(time.monotonic() + 60)
+            codes = pool.get(names, np.arange(8), until_s)
+        assert (codes == Outcome.OK).sum() == 2
+        assert limit.cut
