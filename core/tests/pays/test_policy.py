@@ -9,6 +9,7 @@ import pytest
 from paced import Clock, Engine, StandIn, Store
 
 from kvdock.config.core import PaysMode, PaysSettings
+from kvdock.events import LoadDecided
 from kvdock.pays.curves import LoadCurve
 from kvdock.pays.policy import LoadLimit, LoadPolicy, Prefix
 
@@ -57,7 +58,8 @@ def test_a_decision_comes_with_its_numbers() -> None:
 
 def test_nothing_flaps_between_equals() -> None:
     """Loads vary around what computing takes; the decision does not follow them."""
-    clock, told = Clock(), []
+    clock = Clock()
+    told: list[LoadDecided] = []
     policy = LoadPolicy(PaysSettings(), told.append, clock)
     for _ in range(3):
         policy.compute.begin([(0, 1600)])

@@ -321,8 +321,10 @@ def test_the_end_is_tables_and_what_failed() -> None:
 def test_a_demo_takes_connections_on_loopback_alone(tmp_path: Path) -> None:
     """But for Mooncake's library, which has no setting for it, as the pages say."""
     found = set()
-    words = [sys.executable, EXAMPLE, *TINY, "--model", "mha", "--dir", tmp_path]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+    words = [sys.executable, str(EXAMPLE), *TINY, "--model", "mha", "--dir"]
+    with subprocess.Popen(
+        [*words, str(tmp_path)], stdout=subprocess.DEVNULL
+    ) as process:
         while process.poll() is None:
             found |= listening(process.pid)
             time.sleep(0.05)

@@ -434,12 +434,7 @@ class EventMetrics(ABC):
             case events.PagesCopied():
                 self._count_copied(event, whose)
             case events.HintAnswered():
-                if event.outcome:
-                    labels = (event.action, event.outcome)
-                    self._add("kvdock_hints_total", 1, *labels, *whose)
-                for answer, pages in event.pages.items():
-                    labels = (event.action, answer)
-                    self._add("kvdock_hint_pages_total", pages, *labels, *whose)
+                self._count_hint(event, whose)
             case events.LoadDecided():
                 self._show_decision(event, whose)
             case events.RowsSent():
@@ -459,6 +454,13 @@ class EventMetrics(ABC):
             case events.RequestArrived():
                 self._add("kvdock_requests_total", 1, event.outcome, *whose)
                 self._add("kvdock_requests_bytes_total", event.nbytes, *whose)
+
+    def _count_hint(self, event: events.HintAnswered, whose: Whose) -> None:
+        if event.outcome:
+            self._add("kvdock_hints_total", 1, event.action, event.outcome, *whose)
+        for answer, pages in event.pages.items():
+            labels = (event.action, answer, *whose)
+            self._add("kvdock_hint_pages_total", pages, *labels)
 
     def _show_decision(self, event: events.LoadDecided, whose: Whose) -> None:
         labels = (event.choice, "yes" if event.acted else "no", *whose)

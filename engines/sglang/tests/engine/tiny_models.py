@@ -62,24 +62,6 @@ def _llama() -> Any:
     return LlamaConfig(num_hidden_layers=2, **_SMALL)
 
 
-def _middling() -> Any:
-    """A model whose prefill takes a moment."""
-    from transformers import LlamaConfig
-
-    wide = {
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-    }
-    return LlamaConfig(num_hidden_layers=8, **{**_SMALL, **wide})
-
-
-MIDDLING = Tiny(name="middling", config=_middling)
-"""For times: not among the models."""
-
-
 def _latent() -> Any:
     """Latent attention as SGLang takes it on a CPU: yarn, and all layers dense."""
     from transformers import DeepseekV3Config

@@ -65,7 +65,7 @@ def describe(tracker: Any, keys: list[Any]) -> None:
 
 def there(rig: Rig, names: list[str]) -> set[str]:
     """Return which pages the store has."""
-    attached = rig.tier._attached["kv"]
+    attached = rig.tier.attached["kv"]
     found = attached.exists(names, time.monotonic() + 60)
     return {name for name, one in zip(names, found, strict=True) if one}
 

@@ -105,17 +105,17 @@ class Server:
             and all(one in line for one in wanted)
         )
 
-    def keys_soon(self, operation: str, count: int, replica: int = 0) -> float:
+    def keys_soon(self, operation: str, count: float, replica: int = 0) -> float:
         """Wait until that many pages were moved: metrics come with later steps."""
         wanted = {"operation": operation, "outcome": "ok", "engine": str(replica)}
-        return self.soon(count, "keys_total", replica, **wanted)
+        return self.soon(count, "keys_total", **wanted)
 
-    def soon(self, count: float, name: str, replica: int = 0, **labels: str) -> float:
+    def soon(self, count: float, name: str, **labels: str) -> float:
         """Wait until a metric has a value; return the one that it has."""
         end_s = time.monotonic() + SOON_S
         while self.count(name, **labels) < count and time.monotonic() < end_s:
             # An idle engine has no steps, and so reports nothing.
-            self.complete([5, 6, 7], replica or None)
+            self.complete([5, 6, 7], int(labels.get("engine", 0)) or None)
             time.sleep(0.2)
         return self.count(name, **labels)
 
@@ -347,6 +347,6 @@ def test_hints_of_http_clients_are_followed(lives: Lives, tmp_path: Path) -> Non
         assert server.ask(soon)[1] == 0
         assert server.ask([*head, 9])[1] == 64
         assert server.ask(whole)[1] == 64
-        wrong = {"kv_transfer_params": {"kvdock": {"actions": 3}}}
+        wrong: dict[str, Any] = {"kv_transfer_params": {"kvdock": {"actions": 3}}}
         assert server.ask(retained, **wrong)[0] == first[0]
         assert server.soon(1, "hints_total", outcome="malformed") == 1

@@ -298,7 +298,7 @@ def test_a_page_of_several_tiers_is_published_once_until_the_last_has_lost_it(
     fill(rig, [0, 1])
     keys = rig.keys(count=2)
     assert rig.store(keys, [0, 1]).success
-    assert rig.tier._attached.wait_idle(60)
+    assert rig.tier.attached.wait_idle(60)
     stored = list(rig.tier.take_events())
     assert [(one.locality, one.removed) for one in stored] == [(Locality.LOCAL, False)]
     assert (stored[0].keys, stored[0].ownership) == (keys, None)
