@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
+from exemption_lists import field_names, stale_exemptions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,14 +21,12 @@ from kvdock.identity import (
     WeightsBy,
     canonical_value,
     code_elsewhere,
-    field_names,
     files_digest,
     files_state,
     identity_fields,
     locate_model,
     model_identity,
     read_exemptions,
-    stale_exemptions,
     texts_digest,
 )
 

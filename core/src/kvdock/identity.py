@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 import attrs
 
-from kvdock.errors import NamespaceError, did_you_mean
+from kvdock.errors import NamespaceError
 from kvdock.strict_enum import StrictEnum
 
 
@@ -109,31 +109,6 @@ def identity_fields(
 
     visit("", config, ())
     return found
-
-
-def field_names(config: object) -> frozenset[str]:
-    """Return the dotted names of all fields of a configuration, groups included."""
-    names: set[str] = set()
-
-    def visit(name: str, value: object, above: tuple[int, ...]) -> None:
-        names.add(name)
-        if id(value) not in above:
-            for field, one in (_fields(value) or {}).items():
-                visit(f"{name}.{field}" if name else field, one, (*above, id(value)))
-
-    visit("", config, ())
-    return frozenset(names - {""})
-
-
-def stale_exemptions(
-    exemptions: Iterable[Exemption], names: AbstractSet[str]
-) -> tuple[str, ...]:
-    """Return a sentence for each exemption of a field that no engine has."""
-    return tuple(
-        f"no field is called {one.field!r}. {did_you_mean(one.field, names)}".strip()
-        for one in exemptions
-        if not any(one.covers(name) for name in names)
-    )
 
 
 def canonical_value(value: object, *, where: str) -> object:

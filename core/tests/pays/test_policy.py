@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from paced import Clock, Engine, StandIn, Store
 
 from kvdock.config.core import PaysMode, PaysSettings
-from kvdock.events import LoadDecided
 from kvdock.pays.curves import LoadCurve
 from kvdock.pays.policy import LoadLimit, LoadPolicy, Prefix
+
+if TYPE_CHECKING:
+    from kvdock.events import LoadDecided
 
 SLOW, FAST = Store(bytes_per_s=50e6), Store(bytes_per_s=20e9)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sglang.srt
 import torch
+from exemption_lists import stale_exemptions
 from sglang.srt import runtime_context
 from sglang.srt.arg_groups import model_override_base
 from sglang.srt.arg_groups.arg_utils import field_names
@@ -28,7 +29,6 @@ from sglang.srt.server_args import ServerArgs
 
 from kvdock import AttachConfig
 from kvdock.errors import KvdockError
-from kvdock.identity import stale_exemptions
 from kvdock_sglang import engine_api, model_files
 from kvdock_sglang.launch_arguments import EXEMPTIONS, identity_arguments
 from kvdock_sglang.namespace import Launched, Ranks, launched, namespace

@@ -12,9 +12,10 @@ from typing import Any
 import attrs
 import pytest
 import vllm_models
+from exemption_lists import field_names, stale_exemptions
 
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
-from kvdock.identity import field_names, identity_fields, stale_exemptions
+from kvdock.identity import identity_fields
 from kvdock_vllm.exemptions import (
     EXEMPTIONS,
     LORA_EXEMPTIONS,
