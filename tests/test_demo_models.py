@@ -297,7 +297,7 @@ def test_every_model_decodes_as_one_process_does(backend: str, tmp_path: Path) -
 def test_a_demo_takes_connections_on_loopback_alone(tmp_path: Path) -> None:
     """But for Mooncake's library, which has no setting for it, as the pages say."""
     found = set()
-    words = [KVDOCK, *TINY, "--model", "mha", "--dir", tmp_path]
+    words = [str(KVDOCK), *TINY, "--model", "mha", "--dir", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             found |= listening(process.pid)
