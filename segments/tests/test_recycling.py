@@ -143,6 +143,7 @@ def test_a_claim_that_is_under_way_ends_before_the_store_is_closed(
     assert segment is not None
     recycler._claimed.clear()
     depot.store._allocator.release_full(folder, segment)
+    depot.store._allocator.plans[folder].numbers.append(segment.rows.number)
     begun, go_on = threading.Event(), threading.Event()
     acquire = Segment.acquire
 

@@ -92,6 +92,7 @@ class Fuzz:
     receiver: Rank
     rng: np.random.Generator
     found: Counter[str] = attrs.field(factory=Counter)
+    numbers: set[int] = attrs.field(factory=set)  # of changed tickets that were taken
 
     def healthy(self) -> tuple[bytes, bytes, bytes]:
         """Send a request; return its messages."""
@@ -105,6 +106,15 @@ class Fuzz:
         request = self.receiver.transfers.expect(
             slots, [self.sender.transfers.offers(receives=False)]
         )
+        if Ticket.from_bytes(request.tickets[0]).number in self.numbers:
+            # A changed ticket had this number: the request fails, and the next one
+            # has another number. A key keeps such tickets out.
+            self.tried(
+                "number",
+                lambda: self.sender.transfers.send(offers, request.tickets[0], pages),
+            )
+            assert self.receiver.transfers.withdraw()
+            return self.healthy()
         future = self.sender.transfers.send(offers, request.tickets[0], pages)
         assert future.wait_quiet(LONG_S)
         completion = future.completion().to_bytes()
@@ -162,6 +172,7 @@ class Fuzz:
         if future is None:
             self.tried("decline", lambda: self.sender.transfers.decline(message))
         else:
+            self.numbers.add(Ticket.from_bytes(message).number)
             assert future.wait_quiet(LONG_S)
             self.found[f"sent: {dict(future.outcomes)}"[:60]] += 1
 
