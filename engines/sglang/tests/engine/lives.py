@@ -29,7 +29,7 @@ PROMPTS = [
     [(11 * n + 5) % 500 + 4 for n in range(118)],
 ]
 NEW_TOKENS = 8
-LONGEST_S = 240.0
+LONGEST_S = 600.0
 """How long an engine may take."""
 
 
