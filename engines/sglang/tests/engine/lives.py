@@ -107,7 +107,9 @@ class World:
                 os.killpg(engine.pid, signal.SIGKILL)
             engine.wait()
         if kill_when is not None:
-            assert not out.exists(), "it ended before it was killed"
+            ended = f"rc {engine.returncode}\n{log.read_text()[-4000:]}"
+            assert engine.returncode == -signal.SIGKILL, ended
+            assert not out.exists()
             return []
         assert out.exists(), f"rc {engine.returncode}\n{log.read_text()[-4000:]}"
         answers: list[list[dict[str, Any]]] = json.loads(out.read_text())
