@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from kvdock import Attachment, Hits
 from kvdock.config import read_tiers
-from kvdock_cli.simulation.hosts import Hosts, serve
+from kvdock_cli.simulation.hosts import BLOCK_NS, Hosts, serve
+from kvdock_segments.index import UseClock
 
 pytest.importorskip("kvdock_file")
 
@@ -33,7 +37,31 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.fixture
+def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the stores' time pass as it does in the simulation.
+
+    What is evicted depends on how long ago pages were used: on a busy machine that is
+    something else in every run.
+    """
+    now_ns = time.time_ns() - 3600 * 10**9
+    ask = Attachment.exists
+
+    def exists(self: Attachment, hashes: Sequence[str]) -> Hits:
+        nonlocal now_ns
+        now_ns += BLOCK_NS * (len(hashes) + 1)
+        return ask(self, hashes)
+
+    def read(self: UseClock) -> int:
+        self.newest_ns = max(now_ns, self.newest_ns + 1)
+        return self.newest_ns
+
+    monkeypatch.setattr(Attachment, "exists", exists)
+    monkeypatch.setattr(UseClock, "now_ns", read)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("same_clock")
 @pytest.mark.parametrize("load", ["conversations", "tenants"])
 def test_the_simulation_counts_what_a_replay_on_one_host_counts(
     tmp_path: Path, bench: ModuleType, load: str

@@ -88,8 +88,8 @@ def test_a_request_of_a_journal_has_what_was_looked_up_and_then_stored(
     later = [record("exists", "a b e", request="two", at_s=7.0)]
     first = [
         record("exists", "a b c", request="one"),
-        record("exists", "a b c", request="one", pool="swa"),
-        record("exists", "a b c", request="one", rank="1"),
+        record("exists", "a b c s", request="one", pool="swa"),
+        record("exists", "a b c r", request="one", rank="1"),
         record("exists", "c", request="one", backend="far"),
         record("get", "a", request="one"),
         # Written back for no request: it belongs to what was looked up with it.
