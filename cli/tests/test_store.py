@@ -630,7 +630,7 @@ def test_stored_pages_are_promised_from_the_command_line(
     root: Path, ask: Ask, tmp_path: Path
 ) -> None:
     assert promised(ask, root) == {}
-    which = {"keep": "1 h", "set_": QUOTA}
+    which = {"keep": "2 h", "set_": QUOTA}
     found, code = ask(store.retain, root, NAMESPACES[0][:8], dry_run=True, **which)
     assert (found["namespaces"][0]["pages"], code) == (20, 0)
     assert promised(ask, root) == {}

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,7 +29,7 @@ log = logging.getLogger("kvdock")
 
 _MOST_WAITING = 64
 """Requests whose hints wait to be applied to stored pages."""
-_WORDS: Mapping[int, str] = {int(one): one.name.lower() for one in RetentionAnswer}
+_WORDS = MappingProxyType({int(one): one.name.lower() for one in RetentionAnswer})
 
 
 @attrs.frozen(eq=False)
