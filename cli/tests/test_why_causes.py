@@ -137,6 +137,17 @@ def test_another_flag(trial: Trial) -> None:
     )
 
 
+def test_the_most_similar_namespace_is_compared(trial: Trial) -> None:
+    far = Namespace(model="m", page_format="fp8", salt="a secret", revision="r")
+    theirs = trial.engine(namespace=far)
+    store(theirs)
+    near = Namespace(model="m", page_format="fp8")
+    store(trial.engine(shelves=theirs.shelves, namespace=near))
+    mine = Namespace(model="m", page_format="bf16")
+    ask(trial.engine(shelves=theirs.shelves, namespace=mine))
+    assert "namespace (page_format is bf16 here and fp8 there)." in trial.why()
+
+
 def test_another_tp_size(trial: Trial) -> None:
     wide = trial.engine()
     store(wide)
@@ -219,6 +230,8 @@ def test_evicted_before_its_time(trial: Trial) -> None:
 class Full(Shelf):
     """A shelf that has no room left, and says so."""
 
+    room: Capacity = attrs.field(factory=lambda: Capacity(990, 1000))
+
     @hookimpl
     def kvdock_manifest(self) -> Manifest:
         return attrs.evolve(super().kvdock_manifest(), capacity=Support.NATIVE)
@@ -226,11 +239,13 @@ class Full(Shelf):
     @hookimpl
     def kvdock_capacity(self, handle: str) -> Capacity:
         del handle
-        return Capacity(990, 1000)
+        return self.room
 
 
-def test_quota(trial: Trial) -> None:
-    engine = trial.engine(shelves=(Full(trouble=refuse),))
+@pytest.mark.parametrize("room", [Capacity(990, 1000), Capacity(0, 1)])
+def test_quota(trial: Trial, room: Capacity) -> None:
+    # A limit of one byte is that of an empty store on a full disk.
+    engine = trial.engine(shelves=(Full(trouble=refuse, room=room),))
     ask(engine, "before")
     until(lambda: bool(trial.journal._full))
     store(engine)
