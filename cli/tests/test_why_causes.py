@@ -299,6 +299,24 @@ def test_a_load_that_is_too_late(trial: Trial) -> None:
     assert "the call did not end by its deadline." in trial.why()
 
 
+def test_a_load_in_the_background_that_is_too_late(trial: Trial) -> None:
+    engine = trial.engine(core=hasty("get"))
+    store(engine)
+    goes_on = threading.Event()
+
+    def hang(batch: Batch) -> None:
+        if batch.operation is Operation.GET:
+            assert goes_on.wait(60)
+
+    engine.shelf.trouble = hang
+    manager = TransferManager(engine.attachment)
+    with requested_by("r"):
+        engine.attachment.exists(NAMES)
+        assert manager.read("kv", NAMES, PAGES).wait(60)
+    goes_on.set()
+    assert "the call did not end by its deadline." in trial.why()
+
+
 @pytest.mark.parametrize(
     ("outcome", "said"),
     [

@@ -170,7 +170,7 @@ def served(folder: Path) -> Iterator[Server]:
 def _until_it_answers(
     server: Server, process: subprocess.Popen[bytes], log: Path
 ) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 600  # on a machine that others use
     while True:
         try:
             if server.ask("GET", "/health")[0] == HTTPStatus.OK:
