@@ -24,6 +24,7 @@ from shelf import (
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.capacity import Capacity
 from kvdock.events import LookupSkipped, requested_by
+from kvdock.journal import read_journal
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import hookimpl
@@ -312,8 +313,15 @@ def test_a_load_in_the_background_that_is_too_late(trial: Trial) -> None:
     manager = TransferManager(engine.attachment)
     with requested_by("r"):
         engine.attachment.exists(NAMES)
-        assert manager.read("kv", NAMES, PAGES).wait(60)
+        load = manager.read("kv", NAMES, PAGES)
+
+    def given_up() -> bool:
+        assert trial.journal.flush(20)
+        return any(one.operation == "get" for one in read_journal(trial.folder))
+
+    until(given_up)
     goes_on.set()
+    assert load.wait(60)
     assert "the call did not end by its deadline." in trial.why()
 
 
