@@ -24,6 +24,7 @@ from shelf import (
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.capacity import Capacity
 from kvdock.events import LookupSkipped, requested_by
+from kvdock.journal import read_journal
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import hookimpl
@@ -137,6 +138,17 @@ def test_another_flag(trial: Trial) -> None:
     )
 
 
+def test_the_most_similar_namespace_is_compared(trial: Trial) -> None:
+    far = Namespace(model="m", page_format="fp8", salt="a secret", revision="r")
+    theirs = trial.engine(namespace=far)
+    store(theirs)
+    near = Namespace(model="m", page_format="fp8")
+    store(trial.engine(shelves=theirs.shelves, namespace=near))
+    mine = Namespace(model="m", page_format="bf16")
+    ask(trial.engine(shelves=theirs.shelves, namespace=mine))
+    assert "namespace (page_format is bf16 here and fp8 there)." in trial.why()
+
+
 def test_another_tp_size(trial: Trial) -> None:
     wide = trial.engine()
     store(wide)
@@ -219,6 +231,8 @@ def test_evicted_before_its_time(trial: Trial) -> None:
 class Full(Shelf):
     """A shelf that has no room left, and says so."""
 
+    room: Capacity = attrs.field(factory=lambda: Capacity(990, 1000))
+
     @hookimpl
     def kvdock_manifest(self) -> Manifest:
         return attrs.evolve(super().kvdock_manifest(), capacity=Support.NATIVE)
@@ -226,11 +240,13 @@ class Full(Shelf):
     @hookimpl
     def kvdock_capacity(self, handle: str) -> Capacity:
         del handle
-        return Capacity(990, 1000)
+        return self.room
 
 
-def test_quota(trial: Trial) -> None:
-    engine = trial.engine(shelves=(Full(trouble=refuse),))
+@pytest.mark.parametrize("room", [Capacity(990, 1000), Capacity(0, 1)])
+def test_quota(trial: Trial, room: Capacity) -> None:
+    # A limit of one byte is that of an empty store on a full disk.
+    engine = trial.engine(shelves=(Full(trouble=refuse, room=room),))
     ask(engine, "before")
     until(lambda: bool(trial.journal._full))
     store(engine)
@@ -281,6 +297,31 @@ def test_a_load_that_is_too_late(trial: Trial) -> None:
     engine.shelf.trouble = hang
     ask(engine)
     goes_on.set()
+    assert "the call did not end by its deadline." in trial.why()
+
+
+def test_a_load_in_the_background_that_is_too_late(trial: Trial) -> None:
+    engine = trial.engine(core=hasty("get"))
+    store(engine)
+    goes_on = threading.Event()
+
+    def hang(batch: Batch) -> None:
+        if batch.operation is Operation.GET:
+            assert goes_on.wait(60)
+
+    engine.shelf.trouble = hang
+    manager = TransferManager(engine.attachment)
+    with requested_by("r"):
+        engine.attachment.exists(NAMES)
+        load = manager.read("kv", NAMES, PAGES)
+
+    def given_up() -> bool:
+        assert trial.journal.flush(20)
+        return any(one.operation == "get" for one in read_journal(trial.folder))
+
+    until(given_up)
+    goes_on.set()
+    assert load.wait(60)
     assert "the call did not end by its deadline." in trial.why()
 
 

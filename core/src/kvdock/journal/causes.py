@@ -226,7 +226,9 @@ def explain(
     """
     question = _question(read, request, hashes, namespace)
     if not question.ranks:
-        return _skipped(question)
+        cause = Cause(question.skipped)
+        said = f"Storage was not asked for this request: {cause.what}."
+        return question.answer(verdict=said, fix=cause.fix)
     pasts = _pasts(read, question)
     answers = [
         _Case(question, rank, pasts, unknown).answer() for rank in question.ranks
@@ -344,6 +346,11 @@ class _Question:
         asked = (one for pools in self.ranks.values() for one in pools.values())
         return {page for one in asked for page in one.pages}
 
+    def answer(self, **more: Any) -> RequestAnswer:  # noqa: ANN401 - its fields
+        """Return an answer to it."""
+        asked = (self.request, self.namespace, self.at_s)
+        return RequestAnswer(*asked, lost_records=self.lost_records, **more)
+
 
 def _question(
     read: Read, request: str, hashes: Sequence[str], namespace: str
@@ -390,19 +397,6 @@ def _one_namespace(attached: Iterable[str], given: str) -> str:
     raise KvdockError(
         f"the journal has {len(found)} namespaces",
         fix="Say which: " + ", ".join(one[:12] for one in found),
-    )
-
-
-def _skipped(question: _Question) -> RequestAnswer:
-    """Answer for a request of which the engine asked storage nothing."""
-    cause = Cause(question.skipped)
-    return RequestAnswer(
-        request=question.request,
-        namespace=question.namespace,
-        at_s=question.at_s,
-        verdict=f"Storage was not asked for this request: {cause.what}.",
-        fix=cause.fix,
-        lost_records=question.lost_records,
     )
 
 
@@ -571,8 +565,7 @@ class _Case:
         specs = [known.get(name, _Pool(name)) for name in self.asked]
         pages = len(self.prefix)
         there = {name: self.there(name) for name in self.asked}
-        chosen = {one.name: there[one.name] for one in specs}
-        hits = evaluate(specs, chosen, pages)  # type: ignore[arg-type]  # what it reads
+        hits = evaluate(specs, there, pages)  # type: ignore[arg-type]  # what it reads
         best = hits.best
         answers = [self.pool_answer(one, there[one.name]) for one in specs]
         answers.sort(key=lambda one: hits.found[one.pool])
@@ -590,19 +583,10 @@ class _Case:
         answers.sort(key=lambda one: (not one.limits, one.cause is None))
         differences = self.differences(answers)
         verdict, fix = _verdict(pages, best, answers, differences)
-        return RequestAnswer(
-            request=self.question.request,
-            namespace=self.question.namespace,
-            rank=self.rank,
-            at_s=self.question.at_s,
-            pages=pages,
-            restorable=best,
-            pools=tuple(answers),
-            verdict=verdict,
-            fix=fix,
-            differences=differences,
-            lost_records=self.question.lost_records,
-        )
+        return self.question.answer(
+            verdict=verdict, fix=fix, rank=self.rank, pages=pages, restorable=best,
+            pools=tuple(answers), differences=differences,
+        )  # fmt: skip
 
     def past(self, pool: str, page: str) -> _Past | None:
         asked = self.asked[pool]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -109,11 +110,13 @@ class BatchTransfer:
         if record is None:
             return None
 
+        context = copy_context()  # another thread settles it, for the same request
+
         def settle() -> None:
             try:
                 release()
             finally:
-                record(self, self.all(Outcome.TIMEOUT))
+                context.run(record, self, self.all(Outcome.TIMEOUT))
 
         return settle
 

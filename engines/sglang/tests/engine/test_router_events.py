@@ -10,6 +10,7 @@ from typing import Any
 import controllers
 import pytest
 import tamper
+from router_index import WORD, DynamoIndex, LlmdIndex, published
 from sglang.srt.disaggregation.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -25,6 +26,7 @@ from test_radix_cache import kit as kit  # noqa: PLC0414 - a fixture
 from kvdock_segments.directory_store import DirectoryStore
 
 DISK = StorageMedium.DISK
+PAGE = 16
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +51,11 @@ class Index:
     def __init__(self) -> None:
         self.blocks: dict[int, list[int]] = {}
         self.parents: dict[int, int | None] = {}
+        self.routers = DynamoIndex(PAGE), LlmdIndex()
 
     def replay(self, events: list[Any]) -> None:
+        for router in self.routers:
+            router.feed(published(events))
         for event in events:
             if isinstance(event, AllBlocksCleared):
                 self.blocks.clear()
@@ -115,6 +120,10 @@ def until_equal(index: Index, cache: Any, root: Path) -> None:
         index.replay(cache.take_events())
         stored = in_store(cache, root, hashes_of(cache))
         if index.blocks.keys() == stored:
+            dynamo, llmd = index.routers
+            words = {one % WORD for one in stored}
+            assert dynamo.tiers["disk"] == llmd.holds("disk") == words
+            assert not dynamo.dropped, dynamo.dropped
             return
         assert time.monotonic() < end_s, (index.blocks.keys(), stored)
         time.sleep(0.01)
@@ -151,6 +160,29 @@ def test_an_index_of_the_events_equals_the_store(kit: Any, tmp_path: Path) -> No
     until_equal(index, cache, root)
     assert not index.blocks
     cache.cache_controller.detach_storage_backend()
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_restarted_engine_tells_of_what_it_stores_itself(
+    kit: Any, tmp_path: Path
+) -> None:
+    root, tokens = tmp_path / "store", kit._make_seq(1, 4)
+    for first in (5000, 9000):
+        # A router forgets a worker that is gone, and begins with nothing.
+        index, engine = Index(), opened(kit, tmp_path)
+        cache = engine[0]
+        kit._consume_prefetch(cache, tokens, CacheRequestHandle("r", 0))
+        write(kit, engine, kit._make_seq(first, 4))
+        end_s = time.monotonic() + 60
+        while len(index.blocks) < 4 and time.monotonic() < end_s:
+            index.replay(cache.take_events())
+        assert len(index.blocks) == 4
+        assert set(index.blocks) <= in_store(cache, root, hashes_of(cache))
+        cache.cache_controller.detach_storage_backend()
+        if first == 5000:
+            other = opened(kit, tmp_path)
+            write(kit, other, tokens)
+            other[0].cache_controller.detach_storage_backend()
 
 
 @pytest.mark.parametrize("kit", ["full"], indirect=True)

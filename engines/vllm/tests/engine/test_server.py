@@ -280,7 +280,7 @@ def test_a_running_server_is_asked_why_and_audited(
         assert found["largest"] < 1e-3
         # What was computed anew is not stored: the next prompt's pages are the next.
         server.complete([11 * one % 200 + 5 for one in range(96)])
-        assert server.keys_soon("put", stored + 3) == stored + 3
+        assert server.keys_soon("put", int(stored) + 3) == stored + 3
         server.reset()
         code, found = kvdock(*why, given.with_name("one"))  # no such file
         assert code == 2
