@@ -125,7 +125,7 @@ class LoadCurve:
 
     @property
     def known(self) -> bool:
-        """Whether enough calls were measured."""
+        """Return whether enough calls were measured."""
         return self._fit.samples >= _LEAST_SAMPLES
 
     @property
@@ -237,12 +237,12 @@ class ComputeCurve:
 
     @property
     def learned(self) -> bool:
-        """Whether it comes from steps of the engine."""
+        """Return whether it comes from steps of the engine."""
         return self._fit.samples >= _LEAST_SAMPLES
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to go by."""
+        """Return whether there is anything to go by."""
         return self.learned or self._recompute > 0
 
     def begin(self, work: Sequence[tuple[int, int]]) -> None:

@@ -157,7 +157,7 @@ class Prefix:
 
     @property
     def known(self) -> bool:
-        """Whether enough loads were measured."""
+        """Return whether enough loads were measured."""
         return all(curve.known for curve in self.curves.values())
 
 
@@ -200,7 +200,7 @@ class LoadPolicy:
 
     @property
     def decides(self) -> bool:
-        """Whether an engine has to ask at all."""
+        """Return whether an engine has to ask at all."""
         return self._settings.mode is not PaysMode.ALWAYS
 
     def decide(self, prefix: Prefix) -> Decision:

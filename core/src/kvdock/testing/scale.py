@@ -19,7 +19,7 @@ def _check(_: object, __: object, value: float) -> None:
 
 @attrs.frozen
 class Scale:
-    """How many times slower than a local store the one under test is.
+    """Return how many times slower than a local store the one under test is.
 
     A slow store gets more time for each call and fewer of the calls that only
     repeat what was tried already. What is compared stays the same.

@@ -156,7 +156,7 @@ class Transfer(Protocol):
 
     @property
     def verifies(self) -> bool:
-        """Whether objects have trailers of the core."""
+        """Return whether objects have trailers of the core."""
 
     def execute(
         self, channel: BackendChannel, handle: object, transfer: BatchTransfer
@@ -205,7 +205,7 @@ class ZeroCopyTransfer:
 
     @property
     def verifies(self) -> bool:
-        """Whether objects have trailers of the core."""
+        """Return whether objects have trailers of the core."""
         return self.trailers is not None
 
     def execute(
@@ -351,7 +351,7 @@ class StagedTransfer:
 
     @property
     def verifies(self) -> bool:
-        """Whether objects have trailers of the core."""
+        """Return whether objects have trailers of the core."""
         return self.staging.trailers is not None
 
     def execute(
@@ -459,7 +459,7 @@ class StagedLoads:
 
     @property
     def verifies(self) -> bool:
-        """Whether objects have trailers of the core."""
+        """Return whether objects have trailers of the core."""
         return self.stores.verifies
 
     def execute(

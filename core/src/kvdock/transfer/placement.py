@@ -110,7 +110,7 @@ class Placement:
 
     @property
     def remote(self) -> bool:
-        """Whether other hosts see its pages, as its tier or its manifest says."""
+        """Return whether other hosts see its pages, by its tier or manifest."""
         said = self.tier.locality if self.tier else Locality.AUTO
         if said is not Locality.AUTO:
             return said is Locality.REMOTE
@@ -250,7 +250,7 @@ class Placement:
 
     @property
     def expires(self) -> bool:
-        """Whether pages can expire: by the backend, or by trailers of the core."""
+        """Return whether pages can expire, by the backend or by trailers."""
         return self.retains or self.mode.verifies
 
     def retain(

@@ -32,7 +32,7 @@ ROTARY_THAT_READS_A_LENGTH = frozenset({"phi3_long_rope_scaled_rope.py"})
 
 
 def _one_kind_of_weights(config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
-    """Whether every loader that may be named reads the same files.
+    """Return whether every loader that may be named reads the same files.
 
     Source: `model_loader/default_loader.py:_prepare_weights`: these differ in how
     they read safetensors, and some fall back to other files where there are none.
@@ -49,7 +49,7 @@ _SAME_FILES = frozenset(
 
 
 def _reads_no_length(model: Any) -> bool:  # noqa: ANN401 - vLLM's ModelConfig
-    """Whether no part of the model reads the length that an engine is started with.
+    """Return whether no part of the model reads the length of an engine.
 
     Llama 4 tunes its attention by it (`models/llama4.py:719`), LongRoPE chooses its
     factors (`phi3_long_rope_scaled_rope.py:54`), MLA cuts its prefill
@@ -68,7 +68,7 @@ def _reads_no_length(model: Any) -> bool:  # noqa: ANN401 - vLLM's ModelConfig
 
 
 def _reads_no_generation_config(model: Any) -> bool:  # noqa: ANN401 - same
-    """Whether the model leaves defaults of sampling to the sampler."""
+    """Return whether the model leaves defaults of sampling to the sampler."""
     return _sources_lack(model, _GENERATION)
 
 
@@ -91,7 +91,7 @@ def _rope_types(hf_config: Any) -> list[str]:  # noqa: ANN401 - transformers' ow
 
 
 def _sources_lack(model: Any, word: str) -> bool:  # noqa: ANN401 - same
-    """Whether no module of the model's own contains a word; False if not known."""
+    """Return whether no module of the model's has a word; False if not known."""
     registered = model.registry.models
     modules = [
         getattr(registered.get(name), "module_name", "") for name in model.architectures
@@ -146,13 +146,13 @@ def _rotary_files_that_read_a_length() -> frozenset[str]:
 
 
 def _proposes_without_a_model(config: Any) -> bool:  # noqa: ANN401 - same
-    """Whether drafts are found in the prompt, so that no layer is added."""
+    """Return whether drafts are found in the prompt, so that no layer is added."""
     speculative = config.speculative_config
     return speculative is None or speculative.method in ("ngram", "suffix")
 
 
 def _replicas_compute_alone(config: Any) -> bool:  # noqa: ANN401 - same
-    """Whether no layer is divided among replicas.
+    """Return whether no layer is divided among replicas.
 
     Experts are, by tensor where not by expert (`layers/fused_moe/config.py:1145`), so
     their sums are added up in another order.
@@ -161,24 +161,24 @@ def _replicas_compute_alone(config: Any) -> bool:  # noqa: ANN401 - same
 
 
 def _rows_are_canonical(config: Any) -> bool:  # noqa: ANN401 - same
-    """Whether pages are stored as engines of all TP sizes have them."""
+    """Return whether pages are stored as engines of all TP sizes have them."""
     given = getattr(config.kv_transfer_config, "kv_connector_extra_config", {})
     return bool(given.get("canonical_layout"))
 
 
 def _tokenizer_is_the_models(model: Any) -> bool:  # noqa: ANN401 - vLLM's ModelConfig
-    """Whether its files are among the model's, or only text is tokenized."""
+    """Return whether its files are among the model's, or only text is tokenized."""
     return model.multimodal_config is None or model.tokenizer == model.model
 
 
 def _describes_the_model(model: Any) -> bool:  # noqa: ANN401 - same
-    """Whether the text model's description is a part of the whole one."""
+    """Return whether the text model's description is a part of the whole one."""
     whole, text = model.hf_config, model.hf_text_config
     return text is whole or any(one is text for one in vars(whole).values())
 
 
 def _holds_for(holds: Callable[[Any], bool], group: str, config: object) -> bool:
-    """Whether a condition holds for the model in a group; not without a model."""
+    """Return whether a condition holds for a group's model; not without one."""
     model: object = config
     for name in group.split("."):
         model = getattr(model, name, None)
