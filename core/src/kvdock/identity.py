@@ -299,9 +299,8 @@ def texts_digest(path: Path) -> str:
 def code_elsewhere(auto_map: object, *, revision: str = "") -> dict[str, str]:
     """Return digests of code that a model's description takes from other models.
 
-    Its `auto_map` may name a class as `repository--module.Class`, and such code, of a
-    revision of its own, changes without the model. What is not on this host was not
-    loaded.
+    A class `repository--module.Class` of its `auto_map`, of a revision of its own,
+    changes without the model. What is not on this host was not loaded.
     """
     found: dict[str, str] = {}
     for names in auto_map.values() if isinstance(auto_map, Mapping) else ():

@@ -56,7 +56,8 @@ def run(only: str, limit_s: float, *, missing: bool) -> dict[str, Any]:
             told = cases.ask(world.again(place), case)
             today = f"{datetime.now(UTC):%Y-%m-%d}"
             found[case.name] = {"right": case.found, "date": today, **told}
-            keep(found)
+            # What came too late is no observation.
+            keep({n: one for n, one in found.items() if one["found"] != cases.LATE})
             good = told["found"] == case.found and told["same"]
             sys.stdout.write(f"{'ok  ' if good else 'BAD '} {case.name}: {told}\n")
             sys.stdout.flush()

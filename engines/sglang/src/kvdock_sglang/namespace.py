@@ -98,7 +98,6 @@ def launched(settings: AdapterSettings) -> Launched:
         context_tokens = int(config.context_len)
         check_rope(config.hf_config.to_dict(), context_tokens)
         if config.is_encoder_decoder:
-            # `managers/schedule_batch.py:prepare_encoder_info_extend` asserts it.
             raise KvdockError(
                 "this model has an encoder and a decoder, and SGLang fails where a "
                 "part of an image's states is cached, as storage may restore it",

@@ -140,6 +140,8 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
         KvdockError: If something that decides about it cannot be known.
     """
     check_configuration(config)
+    # Noted when first asked for, which a worker of this process may have done.
+    getattr(config.model_config, "is_mm_prefix_lm", None)
     if callable(read(config, "model_config.hf_overrides")):
         raise KvdockError(
             "hf_overrides is a function, and what it does to the model is not known",

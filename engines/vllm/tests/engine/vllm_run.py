@@ -321,6 +321,7 @@ def main() -> int:
     """Run the phases of a task."""
     task = json.loads(Path(sys.argv[1]).read_text())
     import mamba2_prefixes
+    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     mamba2_prefixes.apply()
@@ -333,6 +334,8 @@ def main() -> int:
         except BaseException as error:  # noqa: BLE001 - reported by the test
             traceback.print_exc()
             results[phase["name"]] = {"error": f"{type(error).__name__}: {error}"}
+            # A rejected engine leaves its connector to the next one of this process.
+            ensure_kv_transfer_shutdown()
         gc.collect()
         cleanup_dist_env_and_memory()
         results[phase["name"]]["whole_s"] = time.monotonic() - began
