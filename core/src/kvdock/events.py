@@ -120,12 +120,13 @@ class PagesAnswered:
 
 @attrs.frozen(kw_only=True)
 class LookupSkipped:
-    """The engine did not ask storage for a request.
+    """The engine did not ask storage for a request, or not for all that was found.
 
     Args:
         request: The engine's own id of it.
         reason: "rate_limit" where too much is loaded already, "too_short" where the
-            engine asks for no prefix of this length.
+            engine asks for no prefix of this length, "pays" where computing was
+            expected to be faster.
     """
 
     request: str

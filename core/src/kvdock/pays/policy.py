@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.config.core import PaysMode, PaysSettings
-from kvdock.events import LoadDecided
+from kvdock.events import LoadDecided, LookupSkipped
 from kvdock.pays.choice import cheapest, costs
 from kvdock.pays.curves import ComputeCurve, LoadCurve
 from kvdock.strict_enum import StrictEnum
@@ -186,7 +186,7 @@ class LoadPolicy:
     def __init__(
         self,
         settings: PaysSettings,
-        notify: Callable[[LoadDecided], None],
+        notify: Callable[[LoadDecided | LookupSkipped], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.compute = ComputeCurve(settings.recompute, clock)
@@ -303,6 +303,8 @@ class LoadPolicy:
             },
         )
         self._notify(event)
+        if acted and pages < prefix.found:
+            self._notify(LookupSkipped(request=prefix.request, reason="pays"))
         if self.compute.known and known and self._clock() - self._said_s > _SAY_EVERY_S:
             self._said_s = self._clock()
             log.info("load or compute: %s", event)
