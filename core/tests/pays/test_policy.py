@@ -57,8 +57,8 @@ def test_a_decision_comes_with_its_numbers() -> None:
 
 def test_nothing_flaps_between_equals() -> None:
     """Loads vary around what computing takes; the decision does not follow them."""
-    clock, told = Clock(), []
-    policy = LoadPolicy(PaysSettings(), told.append, clock)
+    clock = Clock()
+    policy = LoadPolicy(PaysSettings(), lambda _: None, clock)
     for _ in range(3):
         policy.compute.begin([(0, 1600)])
         clock.now_s += 0.1

@@ -112,22 +112,18 @@ class LoadLimit:
         return late
 
 
-_limit: ContextVar[LoadLimit | None] = ContextVar("kvdock_limit", default=None)
+LIMIT: ContextVar[LoadLimit | None] = ContextVar("kvdock_limit", default=None)
+"""The limit of this thread's load; None for one without."""
 
 
 @contextmanager
 def limited_by(limit: LoadLimit | None) -> Iterator[None]:
     """Say which limit the loads inside have; their deadline is its `until`."""
-    token = _limit.set(limit)
+    token = LIMIT.set(limit)
     try:
         yield
     finally:
-        _limit.reset(token)
-
-
-def current_limit() -> LoadLimit | None:
-    """Return the limit of this thread's load; None for one without."""
-    return _limit.get()
+        LIMIT.reset(token)
 
 
 @attrs.frozen(eq=False)
