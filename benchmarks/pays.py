@@ -33,7 +33,7 @@ from kvdock.pools import mha
 
 PAGES, PAGE_TOKENS = 64, 16
 TAIL_TOKENS = 40
-RATES = (50e6, 200e6, 1e9, 5e9, 20e9)
+RATES = (50e6, 200e6, 1e9, 5e9)
 LATENCIES_S = (0.0, 0.02, 0.2)
 TOKENS_PER_S, SQUARE, STEP_S = 5_000.0, 2e-8, 0.002
 STEP = 512
@@ -137,7 +137,7 @@ RULES = ("compute", "wait_complete", "timeout", "kvdock")
 
 def opened(folder: Path) -> StandIn:
     """Attach a file store whose loads can be throttled."""
-    pool = mha("kv", page_tokens=PAGE_TOKENS, layers=range(16), heads=8, head_dim=128)
+    pool = mha("kv", anchor=True, page_tokens=PAGE_TOKENS, layers=range(16), heads=8, head_dim=128)
     shard = Shard()
     given = {"file": {"root": str(folder), "free_space": "0", "wrap": ["faults"]}}
     dock = Dock.load(require=["file"], only=["file"], settings=given)
