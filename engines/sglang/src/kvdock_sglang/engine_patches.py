@@ -155,16 +155,9 @@ def note_skipped(
     return answer
 
 
-def query_hits(
-    original: Callable[..., Any],
-    controller: Any,  # noqa: ANN401 - SGLang's controller
-    found: Any,  # noqa: ANN401 - SGLang's PrefetchOperation
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+def query_hits(original: Callable[..., Any], controller: Any, found: Any) -> Any:  # noqa: ANN401 - SGLang's
     """Look a prefix up, and leave out what does not pay."""
-    run = operation.run_operation
-    hashes, tokens = run(original, controller, found, *args, **options)
+    hashes, tokens = operation.run_operation(original, controller, found)
     storage = kvdock_storage(controller.storage_backend)
     if storage is not None and hashes:
         pages = storage.decide(found, hashes, controller.page_size)
@@ -172,19 +165,12 @@ def query_hits(
     return hashes, tokens
 
 
-def transfer_pages(
-    original: Callable[..., Any],
-    controller: Any,  # noqa: ANN401 - SGLang's controller
-    found: Any,  # noqa: ANN401 - SGLang's PrefetchOperation
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+def transfer_pages(original: Callable[..., Any], controller: Any, found: Any) -> Any:  # noqa: ANN401 - SGLang's
     """Load a prefix until computing would have been faster."""
     storage = kvdock_storage(controller.storage_backend)
     try:
         with limited_by(pays.limit_of(found)):
-            run = operation.run_operation
-            return run(original, controller, found, *args, **options)
+            return operation.run_operation(original, controller, found)
     finally:
         if storage is not None:
             storage.end_load(found)
