@@ -26,9 +26,8 @@ import attrs
 import numpy as np
 
 from kvdock import Attachment, Dock, Namespace, Outcome, Region, Shard
-from kvdock.config import structure
-from kvdock.config.core import CoreSettings
-from kvdock.pays.policy import LoadLimit, Prefix, limited_by
+from kvdock.config import CoreSettings, structure
+from kvdock.pays import LoadLimit, Prefix, limited_by
 from kvdock.pools import mha
 
 PAGES, PAGE_TOKENS = 64, 16
@@ -137,7 +136,14 @@ RULES = ("compute", "wait_complete", "timeout", "kvdock")
 
 def opened(folder: Path) -> StandIn:
     """Attach a file store whose loads can be throttled."""
-    pool = mha("kv", anchor=True, page_tokens=PAGE_TOKENS, layers=range(16), heads=8, head_dim=128)
+    pool = mha(
+        "kv",
+        anchor=True,
+        page_tokens=PAGE_TOKENS,
+        layers=range(16),
+        heads=8,
+        head_dim=128,
+    )
     shard = Shard()
     given = {"file": {"root": str(folder), "free_space": "0", "wrap": ["faults"]}}
     dock = Dock.load(require=["file"], only=["file"], settings=given)

@@ -135,7 +135,7 @@ class LookupSkipped:
 
 @attrs.frozen(kw_only=True)
 class LoadDecided:
-    """How much of a prefix that was found an engine loads.
+    """A decision how much of a prefix that was found an engine loads.
 
     Args:
         request: The engine's own id of the request.

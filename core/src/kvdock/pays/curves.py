@@ -120,7 +120,7 @@ class DecayedFit:
 
 
 class LoadCurve:
-    """What a load from one placement takes: seconds a call, and seconds a byte."""
+    """Cost of a load from one placement: seconds a call, and seconds a byte."""
 
     def __init__(self) -> None:
         self._fit = DecayedFit((1, 1), _LOADS_FADE_S, jumps=True)
@@ -197,7 +197,7 @@ class LoadMeter:
 
 
 class ComputeCurve:
-    """What computing tokens of a prompt takes: linear in them, and in their prefix.
+    """Cost of computing tokens of a prompt: linear in them, and in their prefix.
 
     Called on the engine's scheduler thread; `seconds` on any.
 

@@ -48,7 +48,7 @@ _STALE_S = 60.0
 
 
 class Choice(StrictEnum):
-    """What was decided about the prefix that was found."""
+    """Choice that was made about the prefix that was found."""
 
     ALL = "all"
     """Load all of it."""
@@ -128,7 +128,7 @@ def limited_by(limit: LoadLimit | None) -> Iterator[None]:
 
 @attrs.frozen(eq=False)
 class Prefix:
-    """What was found of a prompt, and what it costs.
+    """Part of a prompt that was found, and its cost.
 
     Args:
         request: The engine's id of the request.
@@ -159,7 +159,7 @@ class Prefix:
 
 @attrs.frozen(eq=False)
 class Decision:
-    """How much of a prefix to load.
+    """Decision how much of a prefix to load.
 
     Args:
         pages: So many, a restorable prefix; 0 for none.

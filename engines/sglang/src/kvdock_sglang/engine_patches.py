@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import Capability, PoolKind, Support
-from kvdock.pays.policy import limited_by
+from kvdock.pays import limited_by
 from kvdock_sglang import lora_identity, operation, pays, weight_updates
 from kvdock_sglang.engine_api import USED, Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS

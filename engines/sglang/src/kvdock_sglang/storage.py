@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
 from kvdock.events import LookupSkipped
-from kvdock.pays.policy import LIMIT
+from kvdock.pays import LIMIT
 from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query

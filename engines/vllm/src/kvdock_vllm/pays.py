@@ -14,11 +14,11 @@ import attrs
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvdock.pays.policy import Prefix
+from kvdock.pays import Prefix
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, FloatArray, Int64Array
-    from kvdock.pays.curves import LoadCurve
+    from kvdock.pays import LoadCurve
     from kvdock_vllm.tier import KvdockTier
 
 _TRIED = 8
