@@ -15,10 +15,10 @@ pytestmark = pytest.mark.slow
 
 SPEEDS = (8 << 20, 64 << 20, 4 << 30)
 """Bytes per second: one that does not pay, one that may, one that does."""
-REQUESTS = 8
+REQUESTS = 4
 FIRST = 3
 """Requests of each engine that only learn."""
-TOKENS = 900
+TOKENS = 600
 
 
 def rounds() -> list[dict[str, Any]]:
