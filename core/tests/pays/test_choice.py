@@ -69,6 +69,6 @@ def test_of_equal_prefixes_the_longest_is_loaded() -> None:
 def test_near_pages_are_loaded_and_far_ones_computed() -> None:
     # Three pages of a tier that is near, three of one that is far.
     load_s = np.array([0.0, 0.1, 0.2, 0.3, 5.3, 10.3, 15.3])
-    compute_s = np.arange(6.0, -1.0, -1.0, np.float64)
+    compute_s = np.arange(6, -1, -1).astype(np.float64)
     cost_s = costs(load_s, compute_s)
     assert cheapest(np.ones(7, np.bool_), cost_s) == 3

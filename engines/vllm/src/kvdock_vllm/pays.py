@@ -118,7 +118,7 @@ class LoadDecisions:
         self._tier.limit(state.req.request_id, decision.limit)
         if decision.pages + 1 == len(tokens):
             return None
-        return computed + int(tokens[decision.pages])
+        return int(computed) + int(tokens[decision.pages])
 
     def _prefixes(self, state: Any, tokens: Int64Array) -> BoolArray:  # noqa: ANN401 - vLLM's RequestOffloadState
         """Return which of these numbers of tokens could be loaded, as vLLM sees it."""
