@@ -127,12 +127,13 @@ class PagesAnswered:
 
 @attrs.frozen(kw_only=True)
 class LookupSkipped:
-    """The engine did not ask storage for a request.
+    """The engine did not ask storage for a request, or not for all that was found.
 
     Args:
         request: The engine's own id of it.
         reason: "rate_limit" where too much is loaded already, "too_short" where the
-            engine asks for no prefix of this length.
+            engine asks for no prefix of this length, "pays" where computing was
+            expected to be faster.
     """
 
     request: str
@@ -164,7 +165,7 @@ class HintAnswered:
 
 @attrs.frozen(kw_only=True)
 class LoadDecided:
-    """How much of a prefix that was found an engine loads.
+    """A decision how much of a prefix that was found an engine loads.
 
     Args:
         request: The engine's own id of the request.

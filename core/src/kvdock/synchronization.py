@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from kvdock.errors import KvdockError
 
@@ -81,3 +82,31 @@ def remaining_s(deadline_s: float) -> float:
         deadline_s: Until when, on `time.monotonic()`'s clock; may be infinite.
     """
     return min(max(0.0, deadline_s - time.monotonic()), MAX_WAIT_S)
+
+
+class SharedTime:
+    """Time that calls under way share: of each second, each gets its part.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running = 0
+        self._shared_s = 0.0
+        self._at_s = clock()
+
+    def begin(self) -> float:
+        """Note that a call begins; return the shared time."""
+        return self.advance(1)[0]
+
+    def advance(self, running: int) -> tuple[float, float]:
+        """Change the number of calls; return the shared time and the clock's."""
+        with self._lock:
+            now_s = self._clock()
+            self._shared_s += (now_s - self._at_s) / max(1, self._running)
+            self._at_s = now_s
+            self._running += running
+            return self._shared_s, now_s

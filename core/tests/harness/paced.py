@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from kvdock.config.core import PaysSettings
+from kvdock.events import LoadDecided
 from kvdock.pays.curves import LoadMeter
 from kvdock.pays.policy import LoadPolicy, Prefix
 
@@ -86,13 +87,17 @@ class StandIn:
     seed: int = 0
     clock: Clock = attrs.field(factory=Clock)
     events: list[Any] = attrs.field(factory=list)
+    skipped: list[Any] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self.random = random.Random(self.seed)  # noqa: S311 - shakes what a store takes
-        self.policy = LoadPolicy(self.settings, self.events.append, self.clock)
+        self.policy = LoadPolicy(self.settings, self._told, self.clock)
         self.meter = LoadMeter(self.clock)
         self.late: list[tuple[float, float, int]] = []
         self.requests = 0
+
+    def _told(self, event: Any) -> None:
+        (self.events if isinstance(event, LoadDecided) else self.skipped).append(event)
 
     @property
     def end(self) -> int:
@@ -159,7 +164,7 @@ class StandIn:
             count = min(self.batch_pages, pages - done)
             nbytes = count * self.page_bytes
             took = self.store.seconds(nbytes, self.random)
-            began = self.meter.begin()
+            began = self.meter.time.begin()
             if self.clock.now_s + took > deadline_s:
                 self.late.append((self.clock.now_s + took, began, nbytes))
                 self.pass_time(deadline_s - self.clock.now_s)

@@ -20,7 +20,7 @@ from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, state
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.events import Origin, PagesAnswered, requested_by
+from kvdock.events import LookupSkipped, Origin, PagesAnswered, requested_by
 from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.journal.records import encode, record_of_pages
@@ -552,3 +552,13 @@ def test_parts_of_a_page_overlap_where_they_share_bytes(
     mine, theirs = Coordinate.parse(one), Coordinate.parse(other)
     assert mine.overlaps(theirs) is same
     assert theirs.overlaps(mine) is same
+
+
+def test_what_did_not_pay_is_said(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine)
+    ask(engine, "r", load=False)
+    engine.attachment.notify(LookupSkipped(request="r", reason="pays"))
+    answer = trial.why("r")
+    assert answer.restorable == 6
+    assert "Not all of it was loaded: computing was expected" in answer.verdict

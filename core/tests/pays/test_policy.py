@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +11,6 @@ from paced import Clock, Engine, StandIn, Store
 from kvdock.config.core import PaysMode, PaysSettings
 from kvdock.pays.curves import LoadCurve
 from kvdock.pays.policy import LoadLimit, LoadPolicy, Prefix
-
-if TYPE_CHECKING:
-    from kvdock.events import LoadDecided
 
 SLOW, FAST = Store(bytes_per_s=50e6), Store(bytes_per_s=20e9)
 
@@ -61,8 +58,7 @@ def test_a_decision_comes_with_its_numbers() -> None:
 def test_nothing_flaps_between_equals() -> None:
     """Loads vary around what computing takes; the decision does not follow them."""
     clock = Clock()
-    told: list[LoadDecided] = []
-    policy = LoadPolicy(PaysSettings(), told.append, clock)
+    policy = LoadPolicy(PaysSettings(), lambda _: None, clock)
     for _ in range(3):
         policy.compute.begin([(0, 1600)])
         clock.now_s += 0.1

@@ -44,7 +44,7 @@ class StagingPolicy(StrEnum):
 
 
 class PaysMode(StrEnum):
-    """Whether a prefix is loaded where computing it is expected to be faster."""
+    """Choice between loading a prefix and computing it where that seems faster."""
 
     ALWAYS = "always"
     """What is found is loaded, and nothing is learned."""
@@ -238,7 +238,7 @@ class RetentionSettings:
 
 @attrs.frozen(kw_only=True)
 class PaysSettings:
-    """Whether a prefix that was found is loaded or computed."""
+    """Settings of the choice between loading a prefix and computing it."""
 
     mode: PaysMode = choice(PaysMode.ON, help="Who decides: always, advisory or on.")
     margin: float = option(

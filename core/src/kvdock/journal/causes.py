@@ -67,6 +67,7 @@ class Cause(StrictEnum):
     CLEARED = "cleared"
     RATE_LIMIT = "rate_limit"
     TOO_SHORT = "too_short"
+    PAYS = "pays"
 
     @property
     def what(self) -> str:
@@ -233,7 +234,11 @@ def explain(
     answers = [
         _Case(question, rank, pasts, unknown).answer() for rank in question.ranks
     ]
-    return min(answers, key=lambda one: one.restorable)
+    found = min(answers, key=lambda one: one.restorable)
+    if question.skipped == Cause.PAYS:
+        verdict = f"{found.verdict} Not all of it was loaded: {Cause.PAYS.what}."
+        found = attrs.evolve(found, verdict=verdict, fix=found.fix or Cause.PAYS.fix)
+    return found
 
 
 def explain_prompt(

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvdock.synchronization import SharedTime
+
 if TYPE_CHECKING:
     from kvdock.arrays import FloatArray, Int64Array
 
@@ -118,7 +120,7 @@ class DecayedFit:
 
 
 class LoadCurve:
-    """What a load from one placement takes: seconds a call, and seconds a byte."""
+    """Cost of a load from one placement: seconds a call, and seconds a byte."""
 
     def __init__(self) -> None:
         self._fit = DecayedFit((1, 1), _LOADS_FADE_S, jumps=True)
@@ -155,68 +157,47 @@ class LoadCurve:
 
 
 class LoadMeter:
-    """Measures the loads from one backend.
+    """Measures the loads from one backend; calls begin on its `time`.
 
-    Calls at the same time share its time: of each second, a call is charged the part
-    that it has of the calls under way. So what waits in front can be added up, whether
-    a backend takes calls in turn or all at once.
+    Calls at once share its time, so that what waits in front can be added up, whether a
+    backend takes calls in turn or all at once.
 
     Args:
         clock: Seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.time = SharedTime(clock)
         self._lock = threading.Lock()
-        self._running = 0
-        self._charged_s = 0.0
-        self._at_s = clock()
         self._curves: dict[str, LoadCurve] = {}
 
     def curve(self, pool: str) -> LoadCurve:
         """Return the curve of a pool."""
         found = self._curves.get(pool)
-        if found is None:
-            found = self._curves.setdefault(pool, LoadCurve())
-        return found
-
-    def begin(self) -> float:
-        """Note that a call begins; return what `end` needs."""
-        with self._lock:
-            self._advance()
-            self._running += 1
-            return self._charged_s
+        return found or self._curves.setdefault(pool, LoadCurve())
 
     def abandon(self, began: float, pool: str, nbytes: int) -> None:
         """Note that nobody waits for a call any more; `end` may still follow.
 
         Until then it counts with the time that it took, if that is far from expected.
         """
+        shared_s, now_s = self.time.advance(-1)
         with self._lock:
-            now_s = self._advance()
-            self._running -= 1
-            curve, took_s = self.curve(pool), self._charged_s - began
+            curve, took_s = self.curve(pool), shared_s - began
             expected_s = curve.latency_s + nbytes / curve.bytes_per_s
             if nbytes and (took_s > _FAR_OFF * expected_s or not curve.known):
                 curve.add(nbytes, took_s, now_s)
 
     def end(self, began: float, pool: str, nbytes: int, *, late: bool = False) -> None:
         """Take a call that has ended, with the bytes that it loaded."""
-        with self._lock:
-            now_s = self._advance()
-            self._running -= not late
-            if nbytes:
-                self.curve(pool).add(nbytes, self._charged_s - began, now_s)
-
-    def _advance(self) -> float:
-        now_s = self._clock()
-        self._charged_s += (now_s - self._at_s) / max(1, self._running)
-        self._at_s = now_s
-        return now_s
+        shared_s, now_s = self.time.advance(0 if late else -1)
+        if nbytes:
+            with self._lock:
+                self.curve(pool).add(nbytes, shared_s - began, now_s)
 
 
 class ComputeCurve:
-    """What computing tokens of a prompt takes: linear in them, and in their prefix.
+    """Cost of computing tokens of a prompt: linear in them, and in their prefix.
 
     Called on the engine's scheduler thread; `seconds` on any.
 
@@ -256,17 +237,17 @@ class ComputeCurve:
         self._steps.append((self._clock(), work))
 
     def end(self) -> None:
-        """Note that the oldest step has ended.
-
-        It had the engine since it began, or since the step before it ended: so gaps
-        without work, and steps that are scheduled ahead, count for none.
-        """
+        """Note that the oldest step has ended."""
         if self._steps:
             began_s, work = self._steps.popleft()
             self.add(work, began_s)
 
     def add(self, work: Sequence[tuple[int, int]], began_s: float) -> None:
-        """Take a step that ends now."""
+        """Take a step that ends now.
+
+        It had the engine since it began, or since the step before it ended: so gaps
+        without work, and steps that are scheduled ahead, count for none.
+        """
         now_s = self._clock()
         began_s, self._ended_s = max(began_s, self._ended_s), now_s
         if max((tokens for _, tokens in work), default=0) < _LEAST_STEP:

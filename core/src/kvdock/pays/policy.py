@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.config.core import PaysMode, PaysSettings
-from kvdock.events import LoadDecided
+from kvdock.events import LoadDecided, LookupSkipped
 from kvdock.pays.choice import cheapest, costs
 from kvdock.pays.curves import ComputeCurve, LoadCurve
 from kvdock.strict_enum import StrictEnum
@@ -48,7 +48,7 @@ _STALE_S = 60.0
 
 
 class Choice(StrictEnum):
-    """What was decided about the prefix that was found."""
+    """Choice that was made about the prefix that was found."""
 
     ALL = "all"
     """Load all of it."""
@@ -112,27 +112,23 @@ class LoadLimit:
         return late
 
 
-_limit: ContextVar[LoadLimit | None] = ContextVar("kvdock_limit", default=None)
+LIMIT: ContextVar[LoadLimit | None] = ContextVar("kvdock_limit", default=None)
+"""The limit of this thread's load; None for one without."""
 
 
 @contextmanager
 def limited_by(limit: LoadLimit | None) -> Iterator[None]:
     """Say which limit the loads inside have; their deadline is its `until`."""
-    token = _limit.set(limit)
+    token = LIMIT.set(limit)
     try:
         yield
     finally:
-        _limit.reset(token)
-
-
-def current_limit() -> LoadLimit | None:
-    """Return the limit of this thread's load; None for one without."""
-    return _limit.get()
+        LIMIT.reset(token)
 
 
 @attrs.frozen(eq=False)
 class Prefix:
-    """What was found of a prompt, and what it costs.
+    """Part of a prompt that was found, and its cost.
 
     Args:
         request: The engine's id of the request.
@@ -163,7 +159,7 @@ class Prefix:
 
 @attrs.frozen(eq=False)
 class Decision:
-    """How much of a prefix to load.
+    """Decision how much of a prefix to load.
 
     Args:
         pages: So many, a restorable prefix; 0 for none.
@@ -186,7 +182,7 @@ class LoadPolicy:
     def __init__(
         self,
         settings: PaysSettings,
-        notify: Callable[[LoadDecided], None],
+        notify: Callable[[LoadDecided | LookupSkipped], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.compute = ComputeCurve(settings.recompute, clock)
@@ -303,6 +299,8 @@ class LoadPolicy:
             },
         )
         self._notify(event)
+        if acted and pages < prefix.found:
+            self._notify(LookupSkipped(request=prefix.request, reason="pays"))
         if self.compute.known and known and self._clock() - self._said_s > _SAY_EVERY_S:
             self._said_s = self._clock()
             log.info("load or compute: %s", event)

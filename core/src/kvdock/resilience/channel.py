@@ -37,7 +37,7 @@ from kvdock.events import (
     PoolsAttached,
 )
 from kvdock.pays.curves import LoadMeter
-from kvdock.pays.policy import current_limit
+from kvdock.pays.policy import LIMIT
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 from kvdock.resilience.executor import (
@@ -426,9 +426,9 @@ class BackendChannel:
             self.background.start_probe(batch.operation)
             return CallResult(BatchResult.all(batch, Outcome.UNAVAILABLE))
         loads = batch.operation is Operation.GET
-        began = self.loads.begin() if loads else 0.0
+        began = self.loads.time.begin() if loads else 0.0
         # Its end is a decision, and says nothing about the backend.
-        decided = loads and current_limit() is not None
+        decided = loads and LIMIT.get() is not None
         # What sends to a peer finds its own way.
         straight = self._calls_stores and batch.remote is None
         try:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvdock.batch import Operation, Outcome
 from kvdock.events import PagesHeld
 from kvdock.keys import check_hashes
-from kvdock.pays.policy import current_limit
+from kvdock.pays.policy import LIMIT
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.synchronization import check_deadline
 from kvdock.tiers.chain import Chain, EnginePages
@@ -434,7 +434,7 @@ class AttachedPool:
         size = placement.batch_pages
         if operation is Operation.GET and len(chosen) > size:
             chosen = self._once(pages, chosen, outcomes)
-        limit = current_limit() if operation is Operation.GET else None
+        limit = LIMIT.get() if operation is Operation.GET else None
         for start in range(0, len(chosen), size):
             if start and limit is not None:
                 if limit.reached(start / len(chosen)):

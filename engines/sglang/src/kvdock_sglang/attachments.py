@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kvdock import Dock, Namespace, Plan, PoolSpec, Shard
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
-    from kvdock.pays.policy import LoadPolicy
+    from kvdock.pays import LoadPolicy
     from kvdock_sglang.host_pools import HostPool
     from kvdock_sglang.namespace import Ranks
     from kvdock_sglang.settings import Configuration

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import Capability, PoolKind, Support
-from kvdock.pays.policy import limited_by
+from kvdock.pays import limited_by
 from kvdock_sglang import hints, lora_identity, operation, pays, weight_updates
 from kvdock_sglang.engine_api import USED, Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
@@ -191,16 +191,9 @@ def _backend_of(cache: Any) -> object:  # noqa: ANN401 - SGLang's caches
     return getattr(controller, "storage_backend", None)
 
 
-def query_hits(
-    original: Callable[..., Any],
-    controller: Any,  # noqa: ANN401 - SGLang's controller
-    found: Any,  # noqa: ANN401 - SGLang's PrefetchOperation
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+def query_hits(original: Callable[..., Any], controller: Any, found: Any) -> Any:  # noqa: ANN401 - SGLang's
     """Look a prefix up, and leave out what does not pay."""
-    run = operation.run_operation
-    hashes, tokens = run(original, controller, found, *args, **options)
+    hashes, tokens = operation.run_operation(original, controller, found)
     storage = kvdock_storage(controller.storage_backend)
     if storage is not None and hashes:
         pages = storage.decide(found, hashes, controller.page_size)
@@ -208,19 +201,12 @@ def query_hits(
     return hashes, tokens
 
 
-def transfer_pages(
-    original: Callable[..., Any],
-    controller: Any,  # noqa: ANN401 - SGLang's controller
-    found: Any,  # noqa: ANN401 - SGLang's PrefetchOperation
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+def transfer_pages(original: Callable[..., Any], controller: Any, found: Any) -> Any:  # noqa: ANN401 - SGLang's
     """Load a prefix until computing would have been faster."""
     storage = kvdock_storage(controller.storage_backend)
     try:
         with limited_by(pays.limit_of(found)):
-            run = operation.run_operation
-            return run(original, controller, found, *args, **options)
+            return operation.run_operation(original, controller, found)
     finally:
         if storage is not None:
             storage.end_load(found)

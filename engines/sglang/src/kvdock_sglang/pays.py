@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvdock.pays.policy import Decision, LoadLimit, Prefix
+from kvdock.pays import Decision, LoadLimit, Prefix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock.pays.curves import LoadCurve
-    from kvdock.pays.policy import LoadPolicy
+    from kvdock.pays import LoadCurve, LoadPolicy
     from kvdock_sglang.attachments import Attachments
 
 STEP = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"

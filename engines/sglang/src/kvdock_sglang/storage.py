@@ -29,7 +29,7 @@ from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
 from kvdock.events import LookupSkipped
 from kvdock.hints import Hints, RequestHints, by_times
-from kvdock.pays.policy import current_limit
+from kvdock.pays import LIMIT
 from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.hints import RequestPages
@@ -528,7 +528,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def _until_s(self, keys: Sequence[str]) -> float:
         """Return until when a load may take; 0 where it does not pay any more."""
-        until_s, limit, operation = self._deadline("get"), current_limit(), current()
+        until_s, limit, operation = self._deadline("get"), LIMIT.get(), current()
         if limit is None:
             return until_s
         hashes = list(operation.hashes) if operation is not None else []

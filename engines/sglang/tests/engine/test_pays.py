@@ -13,12 +13,12 @@ import tiny_models
 
 pytestmark = pytest.mark.slow
 
-SPEEDS = (4 << 20, 64 << 20, 4 << 30)
+SPEEDS = (8 << 20, 64 << 20, 4 << 30)
 """Bytes per second: one that does not pay, one that may, one that does."""
-REQUESTS = 12
-FIRST = 4
+REQUESTS = 4
+FIRST = 3
 """Requests of each engine that only learn."""
-TOKENS = 900
+TOKENS = 600
 
 
 def rounds() -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ import attrs
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvdock.pays.policy import Prefix
+from kvdock.pays import Prefix
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, FloatArray, Int64Array
-    from kvdock.pays.curves import LoadCurve
+    from kvdock.pays import LoadCurve
     from kvdock_vllm.tier import KvdockTier
 
 _TRIED = 8
@@ -118,7 +118,7 @@ class LoadDecisions:
         self._tier.limit(state.req.request_id, decision.limit)
         if decision.pages + 1 == len(tokens):
             return None
-        return int(computed + tokens[decision.pages])
+        return int(computed) + int(tokens[decision.pages])
 
     def _prefixes(self, state: Any, tokens: Int64Array) -> BoolArray:  # noqa: ANN401 - vLLM's RequestOffloadState
         """Return which of these numbers of tokens could be loaded, as vLLM sees it."""

@@ -31,7 +31,7 @@ from kvdock.events import AUDITED, PageHomes, requested_by
 from kvdock.hints import Hints, PagesOfPool, RequestHints, by_times
 from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
-from kvdock.pays.policy import limited_by
+from kvdock.pays import limited_by
 from kvdock_vllm.adapters import UNKNOWN
 from kvdock_vllm.events import GROUP_BYTES, StoredKeys
 from kvdock_vllm.pools import attach, check_canonical
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
     from kvdock.arrays import BoolArray, FloatArray, Int64Array
-    from kvdock.pays.curves import LoadCurve
-    from kvdock.pays.policy import LoadLimit
+    from kvdock.pays import LoadCurve, LoadLimit
     from kvdock_vllm.identity import Identity
     from kvdock_vllm.pools import Handover
 

@@ -248,6 +248,7 @@ def pay(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
             for name, took_s in took.items():
                 rows[name].append(took_s)
         found[str(speed)] = rows
+        print(speed, rows, flush=True)  # noqa: T201 - for its log
     return {"seconds": found}
 
 

@@ -5,19 +5,46 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 import vllm_models
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
 from vllm_lives import Lives
+from vllm_rigs import open_rig, storage
 
-pytestmark = pytest.mark.slow
+from kvdock.pays import LoadLimit
 
-SPEEDS = (4 << 20, 64 << 20, 4 << 30)
+SPEEDS = (8 << 20, 64 << 20, 4 << 30)
 """Bytes per second: one that does not pay, one that may, one that does."""
-REQUESTS = 12
-FIRST = 4
+REQUESTS = 8
+FIRST = 3
 """Requests of each speed that only learn it."""
 
 
+def test_what_was_cut_for_one_request_is_there_for_others(tmp_path: Path) -> None:
+    throttle = {
+        "name": "faults",
+        "kinds": ["throttle"],
+        "operations": ["get"],
+        "delay": "0.5 s",
+    }
+    rig = open_rig({**storage(tmp_path / "store"), "wrap": [throttle]})
+    keys = rig.keys()
+    assert rig.store(keys, [0, 1, 2, 3]).success
+    assert rig.lookup(keys) == ["HIT"] * 4
+    other = ReqContext(req_id="other")
+    assert rig.tier.lookup(keys[0], other) is LookupResult.HIT
+    # Computing takes 0.1 s, loading 0.5 s.
+    rig.tier.limit("r", LoadLimit(np.linspace(0.1, 0.0, 5)))
+    assert not rig.load(keys, [4, 5, 6, 7]).success
+    assert rig.lookup(keys) == ["MISS"] * 4
+    assert rig.tier.lookup(keys[0], other) is LookupResult.HIT
+    rig.finish_request()
+    assert rig.lookup(keys) == ["HIT"] * 4
+    rig.tier.shutdown()
+
+
+@pytest.mark.slow
 def test_a_slow_store_costs_no_more_than_computing(tmp_path: Path) -> None:
     lives = Lives(models=tmp_path / "models", folder=tmp_path)
     vllm_models.FAMILIES["middling"] = vllm_models.MIDDLING
