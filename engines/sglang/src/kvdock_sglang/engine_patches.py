@@ -408,6 +408,13 @@ def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa:
     return result
 
 
+_CALL_HOOKS: tuple[Callable[..., Any], ...] = (
+    query_hits,
+    transfer_pages,
+    operation.run_operation,
+)
+"""In the order of `operation.CALLS`."""
+
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _HYBRID = (
     "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
@@ -474,11 +481,7 @@ PATCHES = (
     ),
     *(
         Patch(path, hook, _LOST_OPERATION, USED["operation"])
-        for path, hook in zip(
-            operation.CALLS,
-            (query_hits, transfer_pages, operation.run_operation),
-            strict=True,
-        )
+        for path, hook in zip(operation.CALLS, _CALL_HOOKS, strict=True)
     ),
     Patch(
         pays.STEP,

@@ -24,8 +24,8 @@ from kvdock.hints import Hints, PagesOfPool, RequestHints
 from kvdock.retention import Retention
 
 if TYPE_CHECKING:
+    from kvdock import AttachedPool
     from kvdock.arrays import Int64Array
-    from kvdock.transfer.attached_pool import AttachedPool
 
 ARRIVAL = "sglang.srt.managers.scheduler.Scheduler._prefetch_kvcache"
 INSERT = (
