@@ -33,8 +33,8 @@ _SHARE = 1.05
 """What a load may take, in times of the computing that it spares."""
 _TRY_SHARE = 0.25
 """Part of what computing takes that an exploring load may cost a request."""
-_NEAR = 1.3
-"""Up to this factor over computing, an exploring load has the time of any other."""
+_TRY_COMPUTED = 4
+"""Least number of requests between two that are computed: few may come at all."""
 _TRY_EVERY = 5.0
 """Pause between two explorations, in times of computing: they cost 5 % at most."""
 _TRY_AFTER_S = 0.5
@@ -193,6 +193,7 @@ class LoadPolicy:
         self._loading: dict[str, tuple[float, float]] = {}
         self._loaded: dict[int, bool] = {}
         self._tried_s = self._said_s = -math.inf
+        self._computed = 0
 
     @property
     def decides(self) -> bool:
@@ -212,9 +213,7 @@ class LoadPolicy:
             with self._lock:
                 wait_s = self._wait_s(now_s)
                 choice, pages = self._choose(prefix, compute_s, wait_s, now_s)
-        share = _SHARE
-        if choice is Choice.EXPLORE and prefix.load_s[found] > _NEAR * compute_s[0]:
-            share = _TRY_SHARE
+        share = _TRY_SHARE if choice is Choice.EXPLORE else _SHARE
         acted = self._settings.mode is PaysMode.ON and self.compute.known
         self._tell(prefix, choice, pages, compute_s, wait_s, acted=acted)
         loaded = pages if acted else found
@@ -268,8 +267,10 @@ class LoadPolicy:
             return (Choice.ALL if pages == found else Choice.PART), pages
         measured_s = min((one.at_s for one in prefix.curves.values()), default=now_s)
         pause_s = max(_TRY_AFTER_S, _TRY_EVERY * float(compute_s[0]))
-        if now_s - max(measured_s, self._tried_s) >= pause_s:
-            self._tried_s = now_s
+        self._computed += 1
+        due = now_s - max(measured_s, self._tried_s) >= pause_s
+        if due and self._computed > _TRY_COMPUTED:
+            self._tried_s, self._computed = now_s, 0
             return Choice.EXPLORE, found
         return Choice.COMPUTE, 0
 
