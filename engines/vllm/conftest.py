@@ -32,6 +32,7 @@ sys.path.insert(0, str(TESTS))
 if find_spec("vllm") is None:
     collect_ignore += [
         "src/kvdock_vllm/connector.py",
+        "src/kvdock_vllm/pays.py",
         "src/kvdock_vllm/tier.py",
         "tests/engine",
     ]
