@@ -51,6 +51,9 @@ test-hf3fs: $(STAMP) ## Run the tests of hf3fs on a real mount: MOUNT=/its/mount
 test-sglang: ## Run SGLang itself on the CPU, in an environment of its own.
 	$(PYTHON) engines/sglang/tests/environment.py --test $(ARGS)
 
+test-sglang-all: ## The same with what takes minutes of a whole engine.
+	$(PYTHON) engines/sglang/tests/environment.py --all $(ARGS)
+
 test-sglang-latest: ## Try the newest SGLang on the index, and explain what differs.
 	$(PYTHON) engines/sglang/tests/latest.py $(ARGS)
 

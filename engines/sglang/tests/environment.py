@@ -1,7 +1,8 @@
 """Build the environment of the SGLang tests, and run them in it.
 
     python engines/sglang/tests/environment.py            build, or find it built
-    python engines/sglang/tests/environment.py --test     build and run the suite
+    python engines/sglang/tests/environment.py --test     run what is not long
+    python engines/sglang/tests/environment.py --all      run everything
     python engines/sglang/tests/environment.py --test -k pools
 
 SGLang comes from PyPI, unpatched: 3.4 GB, a minute and a half. Its kernels do
@@ -141,15 +142,17 @@ def _let_torchvision_load() -> None:
 
 
 def main() -> int:
-    """Build, and with --test run the suite."""
+    """Build, and with --test or --all run the suite."""
     parser = argparse.ArgumentParser(description="The SGLang test environment.")
-    parser.add_argument("--test", action="store_true", help="run the suite in it")
+    parser.add_argument("--test", action="store_true", help="run what is not long")
+    parser.add_argument("--all", action="store_true", help="run the whole suite")
     options, arguments = parser.parse_known_args()
     python = build()
-    if not options.test:
+    if not (options.test or options.all):
         sys.stdout.write(f"{python}\n")
         return 0
-    command = [str(python), "-m", "pytest", str(HERE), *arguments]
+    chosen = [] if options.all else ["-m", "not long"]
+    command = [str(python), "-m", "pytest", str(HERE), *chosen, *arguments]
     # A test of the whole engine takes minutes on a machine that is busy.
     command += ["-o", "faulthandler_timeout=900"]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **CPU}).returncode  # noqa: PLW1510 - pytest's own status

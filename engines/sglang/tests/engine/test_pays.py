@@ -11,7 +11,7 @@ import lives
 import pytest
 import tiny_models
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SPEEDS = (8 << 20, 64 << 20, 4 << 30)
 """Bytes per second: one that does not pay, one that may, one that does."""

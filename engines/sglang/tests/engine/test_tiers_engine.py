@@ -83,7 +83,11 @@ DRAFTED = {
 
 @pytest.mark.parametrize(
     ("model", "sidecar"),
-    [("window", "swa"), ("recurrent", "mamba"), ("llama", "draft")],
+    [
+        ("window", "swa"),
+        pytest.param("recurrent", "mamba", marks=pytest.mark.long),
+        pytest.param("llama", "draft", marks=pytest.mark.long),
+    ],
 )
 def test_prompts_are_restored_from_far_and_then_from_near(
     model: str, sidecar: str, tmp_path: Path
@@ -149,6 +153,7 @@ def killable() -> Iterator[tuple[dict[str, Any], list[int]]]:
         yield {"plugin": "s3", **settings}, [one.pid for one in own]
 
 
+@pytest.mark.long
 def test_an_engine_whose_far_tier_is_killed_goes_on_with_the_near_one(
     tmp_path: Path,
 ) -> None:
@@ -221,6 +226,7 @@ def check_whole(root: Path) -> None:
         assert report.ok, report
 
 
+@pytest.mark.long
 def test_drafts_come_from_far_where_near_was_wiped(tmp_path: Path) -> None:
     storage = {
         "tiers": ["near", "far"],
