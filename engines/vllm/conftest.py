@@ -21,6 +21,7 @@ ENGINE = TESTS / "engine"
 # Programs of processes of their own, and a distribution of its own.
 collect_ignore = [
     "tests/cpu_copies",
+    "tests/engine/router_load.py",
     "tests/engine/vllm_run.py",
     "tests/identity_gate.py",
     "tests/vllm_environment.py",
