@@ -144,7 +144,9 @@ def kvdock_tier(rows: Rows, folder: Path, *, direct: bool) -> Any:  # noqa: ANN4
         kv_bytes_per_chunk=rows.row_bytes,
         cpu_page_size_per_worker=rows.row_bytes,
         replicated_layout=False,
-        config=SimpleNamespace(parallel=SimpleNamespace(world_size=1)),
+        config=SimpleNamespace(
+            canonical_layout=False, parallel=SimpleNamespace(world_size=1)
+        ),
     )
     handover = Handover(
         collect(given, environ={}),

@@ -142,7 +142,9 @@ def open_rig(
         cpu_page_size_per_worker=ROW,
         replicated_layout=False,
         kv_events_config=SimpleNamespace(enable_kv_cache_events=True),
-        config=SimpleNamespace(parallel=SimpleNamespace(world_size=1)),
+        config=SimpleNamespace(
+            canonical_layout=False, parallel=SimpleNamespace(world_size=1)
+        ),
     )
     handover = Handover(
         collect(given, environ={}), told or identity(), AdapterFiles(ThrottledLog())
