@@ -71,7 +71,7 @@ class Heartbeat:
     _EVERY_S = 0.005
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
+        self.longest_s = self.second_s = 0.0
         self._begun, self._ends = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -99,7 +99,10 @@ class Heartbeat:
                 max(0.0, after[one] - before.get(one, 0.0)) for one in after
             )
             kept_s = at_s - then_s - self._EVERY_S - delayed_s
-            self.longest_s = max(self.longest_s, kept_s)
+            if kept_s > self.longest_s:
+                self.longest_s, self.second_s = kept_s, self.longest_s
+            else:
+                self.second_s = max(self.second_s, kept_s)
             then_s, before = at_s, after
 
     def __enter__(self) -> Self:

@@ -146,5 +146,7 @@ def test_requests_for_a_killed_peer_do_not_hold_the_lock(
                 slowest = max(slowest, took)
                 threads.add(len(list(Path("/proc/self/task").iterdir())))
                 time.sleep(0.002)
-    check(heart, slowest, 1.0)
+    # One pause in 26 s may be the machine's: each end of an engine would be another.
+    assert heart.second_s < LONGEST_S, "the lock was held"
+    assert slowest < 1.0 + SLACK_S, "it outlasted its deadline"
     assert max(threads) < min(threads) + 32
