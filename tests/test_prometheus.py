@@ -76,6 +76,14 @@ while True:
     copy = dict(pool="kv", source="b", target="far", nbytes=100, queued_bytes=9)
     tell(PagesCopied(promoted=False, outcomes={"copied": 4, "dropped": 1}, **copy))
     tell(PagesRestored(pages={"kv": 4}, target=4, draft=1))
+    hint = dict(request="r", action="kvdock.retain")
+    tell(HintAnswered(outcome="taken", **hint))
+    tell(HintAnswered(pool="kv", pages={"accepted": 4}, **hint))
+    known = dict(tokens_per_s=900.0, curves={("b", "kv"): (0.001, 1e9)})
+    spent = dict(wait_s=0.0, load_s=0.1, compute_s=0.2)
+    tell(LoadDecided(
+        request="r", choice="all", acted=True, found=4, pages=4, **spent, **known
+    ))
     time.sleep(0.2)
 """
 SERVER = """

@@ -127,6 +127,7 @@ def test_the_journal_of_an_attachment_is_a_trace(
                 best = cache.exists(hashes).best
             if best < len(hashes):
                 cache.put(hashes[best:], {"kv": range(best, len(hashes))})
+    journal.flush(20)
     (row,) = data(simulate, tmp_path / "journal", "--sizes", "0:0:0")["rows"]
     assert row["hits"] == pytest.approx(6 / 11)
 

@@ -12,7 +12,7 @@ from kvdock_s3.threads import Job, RequestThreads
 
 @pytest.fixture
 def threads() -> RequestThreads:
-    return RequestThreads(2, "test")
+    return RequestThreads(2, "s3-test")
 
 
 def soon() -> float:
@@ -119,7 +119,7 @@ def test_what_a_row_raises_reaches_the_caller_and_ends_no_thread(
     with pytest.raises(KeyError):
         job.wait(soon(), for_active=True)
     names = [one.name for one in threading.enumerate()]
-    assert {"test-0", "test-1"} <= set(names)
+    assert {"s3-test-0", "s3-test-1"} <= set(names)
     threads.close()
 
 
@@ -135,7 +135,7 @@ def test_closing_does_not_wait_for_a_request_that_hangs(
     job = Job(hang, 2)
     threads.start(job)
     assert begun.wait(20.0)
-    mine = [one for one in threading.enumerate() if one.name.startswith("test-")]
+    mine = [one for one in threading.enumerate() if one.name.startswith("s3-test-")]
     threads.close()
     assert any(one.is_alive() for one in mine)
     go.set()
@@ -148,7 +148,7 @@ def test_closing_ends_the_threads(threads: RequestThreads) -> None:
     job = Job(lambda *_: None, 4)
     threads.start(job)
     job.wait(soon(), for_active=True)
-    mine = [one for one in threading.enumerate() if one.name.startswith("test-")]
+    mine = [one for one in threading.enumerate() if one.name.startswith("s3-test-")]
     threads.close()
     for one in mine:
         one.join(20.0)

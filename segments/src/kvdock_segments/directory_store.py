@@ -58,10 +58,16 @@ class DirectoryStore:
             settings: Its class of settings.
 
         Raises:
-            SettingsError: If a setting is unknown or of the wrong kind.
+            SettingsError: If a setting is unknown or of the wrong kind, or there is
+                no path.
         """
         if "://" in target:
             return None
+        if not target.strip():
+            # Where a root is optional, no text would be none.
+            raise SettingsError(
+                f"{target!r} is not a path", fix="Name the root of a backend."
+            )
         where = f"backend {backend!r}"
         found = structure(settings, {**given, "root": target}, where=where)
         return cls(found.root, found.shared_root, found.limits)
