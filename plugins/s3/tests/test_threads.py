@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -153,3 +154,30 @@ def test_closing_ends_the_threads(threads: RequestThreads) -> None:
     for one in mine:
         one.join(20.0)
         assert not one.is_alive()
+
+
+def test_a_row_that_ends_beside_the_end_starts_no_thread(
+    threads: RequestThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = threads._threads.submit
+    asked, closing = threading.Event(), threading.Thread(target=threads.close)
+
+    def submit(call: Callable[[], None]) -> object:
+        if threading.current_thread().name.startswith("s3-test-"):
+            asked.set()
+            closing.start()
+            # Were the end not held off, it would come before the call is queued.
+            closing.join(0.2)
+        return queue(call)
+
+    monkeypatch.setattr(threads._threads, "submit", submit)
+    job = Job(lambda *_: None, 2)
+    # One thread: the other would take the second row.
+    monkeypatch.setattr(threads, "_number", 1)
+    threads.start(job)
+    assert asked.wait(20.0)
+    closing.join(20.0)
+    for one in threading.enumerate():
+        if one.name.startswith("s3-test-"):
+            one.join(20.0)
+            assert not one.is_alive()

@@ -114,6 +114,7 @@ class RequestThreads:
         self._number = number
         self._threads = DaemonThreads(number, name)
         self._closed = False
+        self._lock = threading.Lock()
 
     def start(self, job: Job) -> None:
         """Let the threads work on a job."""
@@ -122,10 +123,15 @@ class RequestThreads:
 
     def close(self) -> None:
         """End the threads, each after the row that it is at."""
-        self._closed = True
-        self._threads.close(wait=False)
+        with self._lock:
+            self._closed = True
+            self._threads.close(wait=False)
 
     def _work(self, job: Job) -> None:
-        # Behind the rows of others.
-        if job.step() and not self._closed:
-            self._threads.submit(partial(self._work, job))
+        if not job.step():
+            return
+        # A call that is queued after the end would start a thread that nobody ends.
+        with self._lock:
+            if not self._closed:
+                # Behind the rows of others.
+                self._threads.submit(partial(self._work, job))
