@@ -100,7 +100,7 @@ def test_a_request_of_a_journal_has_what_was_looked_up_and_then_stored(
     (tmp_path / "a.jsonl").write_bytes(encode(later))
     (tmp_path / "b.jsonl").write_bytes(encode(first))
     trace = read_trace(tmp_path)
-    # a b c d, then a b e, then what nobody looked up.
+    # a b c d, then a b e, then what no request looked up.
     sizes = [len(one) for one in trace.requests]
     assert sizes == [4, 3, 2]
     assert blocks(trace)[0][:2] == blocks(trace)[1][:2]

@@ -60,6 +60,6 @@ def test_a_change_of_the_store_costs_little(pages: int) -> None:
         assert statistics.median(took) <= 1.3, what
         worse = after.bytes_per_s <= before.bytes_per_s
         if worse and after.latency_s >= before.latency_s:
-            # Of a store that became fast nobody knows before it is tried.
+            # That a store became fast is not known before it is tried.
             assert max(took) <= 2.1, what
         assert statistics.median(ratios(engine, 40)) <= 1.05, what

@@ -70,7 +70,7 @@ def test_what_is_whole_when_a_load_is_cut_is_used_and_no_breaker_opens() -> None
         assert set(codes[2:].tolist()) == {int(Outcome.TIMEOUT)}
         assert pool.channel.breakers[GET].state is BreakerState.CLOSED
         until(lambda: not pool.channel.abandoned_calls)
-        # Found again, by whoever asks.
+        # Found again, by any caller.
         assert pool.exists(names).all()
 
 

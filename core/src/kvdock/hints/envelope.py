@@ -1,7 +1,7 @@
 """Read an envelope of hints, whatever it holds: clients write it.
 
-SGLang and vLLM carry the same fields, as structs of their own or as JSON. Whoever
-implements an action validates its payload; that is here, with one type for each
+SGLang and vLLM carry the same fields, as structs of their own or as JSON. The component
+that implements an action validates its payload; that is here, with one type for each
 action and version. Their JSON schemas are on the reference page.
 """
 

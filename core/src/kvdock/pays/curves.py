@@ -177,7 +177,7 @@ class LoadMeter:
         return found or self._curves.setdefault(pool, LoadCurve())
 
     def abandon(self, began: float, pool: str, nbytes: int) -> None:
-        """Note that nobody waits for a call any more; `end` may still follow.
+        """Note that a call was abandoned by its caller; `end` may still follow.
 
         Until then it counts with the time that it took, if that is far from expected.
         """

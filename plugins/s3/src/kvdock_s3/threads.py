@@ -130,7 +130,7 @@ class RequestThreads:
     def _work(self, job: Job) -> None:
         if not job.step():
             return
-        # A call that is queued after the end would start a thread that nobody ends.
+        # A call that is queued after the end would start a thread that is never ended.
         with self._lock:
             if not self._closed:
                 # Behind the rows of others.
