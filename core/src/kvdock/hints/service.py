@@ -126,7 +126,8 @@ class Hints:
             self._thread.submit(work)
         except RuntimeError as error:  # a limit of the system
             log.warning("hints are not applied: %s", error)
-            self._waiting -= 1
+            with self._lock:
+                self._waiting -= 1
 
     def _retain(
         self, hints: RequestHints, hint: Hint, pages: Sequence[PagesOfPool]
