@@ -8,6 +8,7 @@ bytes, and reads the prefix back; ranks agree by the engine's own reduction.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -150,7 +151,9 @@ def main() -> None:
         dist.barrier()
     sys.stdout.write(f"\n{json.dumps(found)}\n")
     sys.stdout.flush()
-    # Libraries below SGLang may crash while the interpreter takes them down.
+    # What is left to the end, as the journal's last records, is done by hand:
+    # libraries below SGLang may crash while the interpreter takes them down.
+    atexit._run_exitfuncs()
     os._exit(0)
 
 
