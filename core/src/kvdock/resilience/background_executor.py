@@ -178,26 +178,33 @@ class BackgroundExecutor:
             while task is not None:
                 mine.on_abandoned = partial(self._lose, mine, task.future)
                 try:
-                    if task.future.start():
-                        task.future.finish(self._outcomes(task))
+                    started = task.future.start()
+                    outcomes = self._outcomes(task) if started else None
                 except TaskAbandoned:
                     return  # another thread has taken its place
                 # An idle worker must not keep memory alive.
                 del mine.on_abandoned
-                task = self._next(inbox)
+                task = self._end(task, outcomes, inbox)
+                del outcomes
             if self._closed:
                 return
 
-    def _next(self, inbox: _Inbox) -> _Task | None:
-        """Return the task that has waited longest; None makes the worker idle."""
+    def _end(
+        self, task: _Task, outcomes: OutcomeArray | None, inbox: _Inbox
+    ) -> _Task | None:
+        """End a task, if it ran; return the next one, None makes the worker idle."""
         with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._running -= 1
-            if not self._closed:
-                self._idle.append(inbox)
-            self._changed.notify_all()
-        return None
+            following = self._waiting.popleft() if self._waiting else None
+            if following is None:
+                self._running -= 1
+                if not self._closed:
+                    self._idle.append(inbox)
+                self._changed.notify_all()
+            # Last, and with the lock held: what it wakes needs the interpreter, and
+            # would go to sleep again if this thread still had much to do.
+            if outcomes is not None:
+                task.future.finish(outcomes)
+        return following
 
     def _lose(self, thread: BackgroundThread, future: QueuedFuture) -> None:
         """End the task of a thread whose call is abandoned, and replace the thread."""
