@@ -76,6 +76,9 @@ class Origin:
 class BatchEnded:
     """A batch as the engine sees it: verified, or given up.
 
+    Nothing measures calls where every observer has an attribute `observes_calls` that
+    is false.
+
     Args:
         backend: Who was asked.
         pool: Whose pages.

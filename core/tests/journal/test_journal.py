@@ -20,7 +20,15 @@ from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, state
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.events import LookupSkipped, Origin, PagesAnswered, requested_by
+from kvdock.events import (
+    BatchEnded,
+    LookupSkipped,
+    Origin,
+    PagesAnswered,
+    PagesHeld,
+    PagesRestored,
+    requested_by,
+)
 from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.journal.records import encode, record_of_pages
@@ -331,6 +339,25 @@ def test_nothing_is_sent_where_no_observer_wants_pages() -> None:
     store(engine)
     assert seen
     assert not [one for one in seen if isinstance(one, PagesAnswered)]
+
+
+def test_nothing_is_measured_for_a_journal_alone() -> None:
+    seen: list[object] = []
+
+    class Pages:
+        observes_pages = True
+        observes_calls = Journal.observes_calls
+
+        @hookimpl
+        def kvdock_observe(self, event: object) -> None:
+            seen.append(event)
+
+    engine = Engine(core=patient(), observers=[Pages()])
+    store(engine)
+    ask(engine, "r")
+    assert [one for one in seen if isinstance(one, PagesAnswered)]
+    measured = BatchEnded | PagesHeld | PagesRestored
+    assert not [one for one in seen if isinstance(one, measured)]
 
 
 # --- The files -------------------------------------------------------------------
