@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -24,7 +25,7 @@ from shelf import (
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.capacity import Capacity
 from kvdock.events import LookupSkipped, requested_by
-from kvdock.journal import read_journal
+from kvdock.journal import Cause, read_journal
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import hookimpl
@@ -33,9 +34,6 @@ from kvdock.pools.enums import HitPolicy
 from kvdock.pools.shard import Shard
 from kvdock.transfer.manager import TransferManager
 from kvdock_cli.main import _run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = hashes(6)
 PAGES = list(range(6))
@@ -377,7 +375,7 @@ def test_a_full_queue(trial: Trial) -> None:
     engine.shelf.trouble = None
     ask(engine)
     assert (
-        "lacks page 3 of 6: it was not moved, because the queue of transfers was full."
+        "lacks page 3 of 6: it was not moved, because too many transfers waited."
         in trial.why()
     )
 
@@ -494,6 +492,15 @@ def test_cleared(trial: Trial) -> None:
     engine.attachment.clear()
     ask(engine)
     assert "its namespace was cleared." in trial.why()
+
+
+def test_the_guide_has_every_cause() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "how-to" / "why.md"
+    table = (
+        guide.read_text().partition("## What it can say")[2].partition("\n\nThe ")[0]
+    )
+    named = {name for line in table.splitlines() for name in line.split("`")[1:4:2]}
+    assert not {str(one) for one in Cause} - named
 
 
 def test_the_journal_has_neither_tokens_nor_salts(trial: Trial) -> None:

@@ -35,7 +35,12 @@ FEW = {name: (name, PATIENT) for name in ("hf3fs", "nixl", "s3")}
 """The same for backends that only the tests which name them run on."""
 
 # The stand-in is a package of its own, not a part of the tests.
-collect_ignore = ["tests/standin", "tests/environment.py", "tests/latest.py"]
+collect_ignore = [
+    "tests/standin",
+    "tests/engine/router_load.py",
+    "tests/environment.py",
+    "tests/latest.py",
+]
 
 # Tests import `environment` and `latest`, which people run as scripts.
 sys.path.insert(0, str(TESTS))

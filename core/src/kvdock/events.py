@@ -76,6 +76,9 @@ class Origin:
 class BatchEnded:
     """A batch as the engine sees it: verified, or given up.
 
+    Nothing measures calls where every observer has an attribute `observes_calls` that
+    is false.
+
     Args:
         backend: Who was asked.
         pool: Whose pages.
@@ -106,7 +109,7 @@ class PagesAnswered:
         hashes: Their n page hashes; of a clear none, it is about all.
         outcomes: uint8 (n,), an `Outcome` for each; of a clear one.
         held_back: Why no backend was asked: "breaker" for one that is open, "queue"
-            for a full queue of transfers; else "".
+            for a full queue of transfers, "expired" where their time is over; else "".
         slice_name: Which part of each page this process has, as a coordinate: ranks
             that divide a page in other ways store other objects.
         request: The engine's request, where that is known.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +17,36 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, states
+from shelf import (
+    Engine,
+    Shelf,
+    attention,
+    draft,
+    hashes,
+    hasty,
+    patient,
+    states,
+    until,
+)
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError, SettingsError
-from kvdock.events import LookupSkipped, Origin, PagesAnswered, requested_by
+from kvdock.events import (
+    BatchEnded,
+    LookupSkipped,
+    Origin,
+    PagesAnswered,
+    PagesHeld,
+    PagesRestored,
+    requested_by,
+)
 from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.journal.records import encode, record_of_pages
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Support
 from kvdock.pools.objects import Coordinate
+from kvdock.retention import Retention
 from kvdock.transfer.manager import TransferManager
 
 if TYPE_CHECKING:
@@ -212,6 +232,53 @@ def test_a_queue_that_was_full_is_said(trial: Trial) -> None:
     assert (answer.restorable, answer.pools[0].cause) == (2, Cause.QUEUE_FULL)
 
 
+def test_a_write_after_the_end_did_not_meet_a_full_queue(trial: Trial) -> None:
+    engine = trial.engine()
+    manager = TransferManager(engine.attachment)
+    assert manager.close()
+    assert manager.write("kv", NAMES, PAGES).wait(20)
+    ask(trial.engine(shelves=engine.shelves), "r")
+    assert trial.why("r").pools[0].causes == {Cause.UNREACHABLE: 6}
+
+
+def test_a_write_in_the_background_says_when_its_pages_expire(trial: Trial) -> None:
+    engine = trial.engine()
+    engine.fill(NAMES, PAGES)
+    times = Retention(expire_at=4_000_000_000), lambda _: None
+    with TransferManager(engine.attachment) as manager:
+        assert manager.write("kv", NAMES, PAGES, times=times).wait(20)
+    assert trial.journal.flush(10)
+    stored = [one for one in read_journal(trial.folder) if one.operation == "put"]
+    assert [one.expire_at for one in stored] == [4_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("expire_at", "cause"), [(0, Cause.TOO_LATE), (1, Cause.EXPIRED)]
+)
+def test_what_no_backend_was_asked_to_store_is_said(
+    trial: Trial, expire_at: int, cause: Cause
+) -> None:
+    """The first of several batches takes all the time, or the pages' time is over."""
+    engine = trial.engine(shelves=(Shelf(max_batch_keys=2),))
+    engine.fill(NAMES, PAGES)
+    pool, deadline_s = engine.attachment["kv"], time.monotonic() + 0.2
+
+    def wait(batch: Batch) -> None:
+        del batch
+        until(lambda: time.monotonic() > deadline_s)
+
+    engine.shelf.trouble = wait
+    given = (NAMES, np.array(PAGES), deadline_s)
+    if expire_at:
+        pool.store(*given, Retention(expire_at=expire_at), lambda _: None)
+    else:
+        pool.transfer(Operation.PUT, *given)
+    engine.shelf.trouble = None
+    ask(engine, "r", load=False)
+    causes = trial.why("r").pools[0].causes
+    assert causes.keys() == {cause}
+
+
 def test_a_state_that_is_missing_cuts_the_prefix_and_is_named_first(
     trial: Trial,
 ) -> None:
@@ -331,6 +398,25 @@ def test_nothing_is_sent_where_no_observer_wants_pages() -> None:
     store(engine)
     assert seen
     assert not [one for one in seen if isinstance(one, PagesAnswered)]
+
+
+def test_nothing_is_measured_for_a_journal_alone() -> None:
+    seen: list[object] = []
+
+    class Pages:
+        observes_pages = True
+        observes_calls = Journal.observes_calls
+
+        @hookimpl
+        def kvdock_observe(self, event: object) -> None:
+            seen.append(event)
+
+    engine = Engine(core=patient(), observers=[Pages()])
+    store(engine)
+    ask(engine, "r")
+    assert [one for one in seen if isinstance(one, PagesAnswered)]
+    measured = BatchEnded | PagesHeld | PagesRestored
+    assert not [one for one in seen if isinstance(one, measured)]
 
 
 # --- The files -------------------------------------------------------------------
@@ -461,6 +547,36 @@ def test_a_journal_survives_a_kill(tmp_path: Path) -> None:
     found = [int(one.request) for one in read_journal(tmp_path)]
     assert found == list(range(len(found)))
     assert len(found) >= flushed
+
+
+def test_the_end_of_an_attachment_writes_what_waits(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvdock.journal.observer._GATHER_S", 60.0)
+    monkeypatch.setattr("kvdock.journal.observer._DETACH_S", 20.0)
+    engine = trial.engine()
+    ask(engine, "r")
+    assert engine.attachment.close()
+    assert "r" in requests(read_journal(trial.folder))
+
+
+def test_the_end_of_an_attachment_does_not_wait_for_a_disk_that_hangs(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, write = threading.Event(), os.write
+
+    def hold(file: int, data: bytes) -> int:
+        assert goes_on.wait(60)
+        return write(file, data)
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    engine = trial.engine()
+    ask(engine, "r")
+    began_s = time.monotonic()
+    assert engine.attachment.close()
+    assert time.monotonic() - began_s < 20
+    goes_on.set()
+    assert trial.journal.flush(20)
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def _words() -> Mapping[str, Mapping[str, str]]:
 _CAUSES: Mapping[str, Cause] = MappingProxyType(
     {
         "breaker": Cause.BREAKER_OPEN,
+        "expired": Cause.EXPIRED,
         "queue": Cause.QUEUE_FULL,
         "refused": Cause.DECLINED,
         "timeout": Cause.TOO_LATE,
@@ -103,6 +104,8 @@ _CAUSES: Mapping[str, Cause] = MappingProxyType(
 def _cause_of(outcome: str, held_back: str) -> Cause:
     if held_back == "full" and outcome == "refused":
         return Cause.QUOTA
+    if held_back == "queue" and outcome == "unavailable":
+        return Cause.UNREACHABLE  # the transfers had been closed
     return _CAUSES.get(held_back) or _CAUSES.get(outcome, Cause.FAILED)
 
 

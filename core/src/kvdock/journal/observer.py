@@ -31,6 +31,7 @@ from kvdock.events import (
     Origin,
     PagesAnswered,
     PoolsAttached,
+    PoolsDetached,
     StoreFilled,
 )
 from kvdock.journal.records import (
@@ -66,6 +67,8 @@ _GATHER_S = 0.05
 each of them costs an engine more than the records."""
 _END_S = 1.0
 """How long the end of the process waits for the last records."""
+_DETACH_S = 0.25
+"""The same of an attachment: an engine may end by force as soon as it is closed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -110,6 +113,8 @@ class Journal:
     """
 
     observes_pages = True
+    observes_calls = False
+    """Its load would pay for two events of each batch that it leaves out."""
 
     def __init__(self, settings: JournalSettings) -> None:
         self._settings = settings
@@ -140,6 +145,8 @@ class Journal:
                 self._add(partial(record_of_pages, *given), max(1, len(outcomes)))
             case PoolsAttached():
                 self._add(partial(record_of_pools, time.time(), event, origin))
+            case PoolsDetached():
+                self.flush(_DETACH_S)
             case LookupSkipped():
                 self._add(partial(record_of_skipped, time.time(), event, origin))
             case HintAnswered():

@@ -145,13 +145,20 @@ class BackendChannel:
                 partial(one.function, origin=origin or Origin())
                 if "origin" in one.argnames
                 else one.function,
-                bool(getattr(one.plugin, "observes_pages", False)),
+                one.plugin,
             )
             for one in backend.plugin.hooks.kvdock_observe.get_hookimpls()
             if "event" in one.argnames
         ]
         self._listeners = tuple(listen for listen, _ in listening)
-        self._page_listeners = tuple(listen for listen, pages in listening if pages)
+        self._page_listeners = tuple(
+            listen
+            for listen, plugin in listening
+            if getattr(plugin, "observes_pages", False)
+        )
+        self._observed = any(
+            getattr(plugin, "observes_calls", True) for _, plugin in listening
+        )
         self._counting = threading.Lock()
         # Ended calls whose memory the backend still holds.
         self._held = 0
@@ -177,8 +184,8 @@ class BackendChannel:
 
     @property
     def observed(self) -> bool:
-        """Return whether any observer receives events."""
-        return bool(self._listeners)
+        """Return whether any observer wants to know what calls took and moved."""
+        return self._observed
 
     @property
     def observes_pages(self) -> bool:

@@ -334,7 +334,8 @@ class AttachedPool:
         """
         if 0 < asked.expire_at <= time.time():
             answered(np.full(len(hashes), RetentionAnswer.ACCEPTED, np.uint8))
-            return np.full(len(hashes), Outcome.REFUSED, np.uint8)
+            near, why = self.placements[0], (Outcome.REFUSED, "expired")
+            return near.give_up(Operation.PUT, hashes, *why)
         oldest = self.channel.core.retention.max_age
         times = CallTimes(asked.no_longer_than(oldest))
         outcomes = self.transfer(Operation.PUT, hashes, pages, deadline_s, times)
@@ -442,7 +443,8 @@ class AttachedPool:
                 elif placement.share >= 1:
                     deadline_s = limit.deadline_s
             if start and time.monotonic() >= deadline_s:
-                outcomes[chosen[start:]] = Outcome.TIMEOUT
+                late, names = Outcome.TIMEOUT, _at(hashes, chosen[start:])
+                outcomes[chosen[start:]] = placement.give_up(operation, names, late)
                 break
             part = chosen[start : start + size]
             batch = (_at(hashes, part), pages[part], deadline_s, times)
@@ -515,6 +517,7 @@ class AttachedPool:
             free, lease = self._lease(pages[rest])
             chosen = rest[free]
             if not len(chosen):
+                placement.give_up(operation, _at(hashes, rest), Outcome.REFUSED)
                 break
             names = _at(hashes, chosen)
             batch = (operation, names, pages[chosen], deadline_s, lease)

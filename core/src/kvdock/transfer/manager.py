@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from kvdock.batch import Operation
 from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError, did_you_mean
-from kvdock.events import PagesAnswered, current_request
 from kvdock.resilience.background_executor import BackgroundExecutor
 from kvdock.synchronization import check_deadline
 from kvdock.transfer.futures import TransferFuture
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from kvdock.arrays import OutcomeArray
     from kvdock.retention import Retention
-    from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.attachment import Attachment
 
 Times = tuple["Retention", "Callable[[OutcomeArray], None]"]
@@ -128,9 +126,10 @@ class TransferManager(ClosedAfterUse):
         future = TransferFuture(
             operation, pool, own, given, deadline_s, attached.leases
         )
-        if attached.channel.observes_pages:
-            future.on_rejected = _notifier(attached, operation, names)
         context = copy_context()
+        if attached.channel.observes_pages:
+            told = partial(attached.placements[0].notify_pages, operation, names)
+            future.on_rejected = partial(context.run, told, held_back="queue")
 
         def work() -> OutcomeArray:
             if times is not None:
@@ -169,21 +168,3 @@ class TransferManager(ClosedAfterUse):
         ended = self.attachment.close(max(0.0, deadline_s - time.monotonic()))
         joined = [executor.join(deadline_s) for executor in (reads, writes)]
         return ended and all(joined)
-
-
-def _notifier(
-    attached: AttachedPool, operation: Operation, hashes: Sequence[str]
-) -> Callable[[OutcomeArray], None]:
-    """Return what tells observers of pages for which no backend was asked."""
-    answered = partial(
-        PagesAnswered,
-        backend=attached.backend,
-        pool=attached.pool.name,
-        operation=operation,
-        hashes=hashes,
-        held_back="queue",
-        slice_name=attached.placements[0].slice_name,
-        request=current_request(),
-    )
-    notify = attached.channel.notify_pages
-    return lambda outcomes: notify(answered(outcomes=outcomes))

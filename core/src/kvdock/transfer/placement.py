@@ -154,7 +154,7 @@ class Placement:
                 outcomes[part] = self._find_keys(names, deadline_s)
         pages = _by_page(outcomes, len(self.suffixes))
         if self.channel.observes_pages:
-            self._notify_pages(Operation.EXISTS, hashes, pages)
+            self.notify_pages(Operation.EXISTS, hashes, pages)
         return cast("BoolArray", pages == _OK)
 
     def _find_keys(self, keys: Sequence[str], deadline_s: float) -> OutcomeArray:
@@ -173,11 +173,22 @@ class Placement:
         """Return whether a call would be rejected, before preparing one."""
         if not self.channel.rejects(operation):
             return False
-        if self.channel.observes_pages:
-            lost = np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
-            self._notify_pages(operation, hashes, lost, "breaker")
+        self.give_up(operation, hashes, Outcome.UNAVAILABLE, "breaker")
         self._notify_rejected(operation, len(hashes))
         return True
+
+    def give_up(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        outcome: Outcome,
+        held_back: str = "",
+    ) -> OutcomeArray:
+        """Return and tell the outcome of pages for which no backend is asked."""
+        outcomes = np.full(len(hashes), outcome, np.uint8)
+        if self.channel.observes_pages:
+            self.notify_pages(operation, hashes, outcomes, held_back)
+        return outcomes
 
     def move(  # noqa: PLR0913, PLR0917 - one batch and all that belongs to it
         self,
@@ -205,7 +216,7 @@ class Placement:
         began = time.monotonic()
         if times is not None and times.asked.expire_at and not self.expires:
             lease.end()
-            return np.full(len(hashes), Outcome.REFUSED, np.uint8)
+            return self.give_up(operation, hashes, Outcome.REFUSED)
 
         def record(transfer: BatchTransfer, codes: OutcomeArray) -> None:
             self._recorded(transfer, hashes, codes, began)
@@ -286,7 +297,7 @@ class Placement:
         if self.channel.observes_pages and asked.expire_at:
             taken = found == RetentionAnswer.ACCEPTED
             outcomes = np.where(taken, _OK, _ABSENT).astype(np.uint8)
-            self._notify_pages(
+            self.notify_pages(
                 Operation.RETAIN, hashes, outcomes, expire_at=asked.expire_at
             )
         return found
@@ -324,7 +335,7 @@ class Placement:
         )
         cleared = self.channel.call(self.handle, batch).result.outcomes
         if self.channel.observes_pages:
-            self._notify_pages(Operation.CLEAR, (), cleared)
+            self.notify_pages(Operation.CLEAR, (), cleared)
         return Outcome(int(cleared[0]))
 
     def touch(self, hashes: Sequence[str]) -> bool:
@@ -395,9 +406,7 @@ class Placement:
         if self.channel.observes_pages:
             times = transfer.times
             expire_at = times.asked.expire_at if times is not None else 0
-            self._notify_pages(
-                transfer.operation, hashes, outcomes, expire_at=expire_at
-            )
+            self.notify_pages(transfer.operation, hashes, outcomes, expire_at=expire_at)
         return outcomes
 
     def _discard_corrupt(self, keys: Sequence[str], codes: OutcomeArray) -> None:
@@ -413,7 +422,7 @@ class Placement:
             # Until it is gone, storing it again would keep the wrong bytes.
             self.channel.background.delete_corrupt(self.handle, self.pool.name, names)
 
-    def _notify_pages(
+    def notify_pages(
         self,
         operation: Operation,
         hashes: Sequence[str],
@@ -421,6 +430,7 @@ class Placement:
         held_back: str = "",
         expire_at: int = 0,
     ) -> None:
+        """Tell observers of pages what became of some; see `PagesAnswered`."""
         event = PagesAnswered(
             backend=self.backend,
             pool=self.pool.name,

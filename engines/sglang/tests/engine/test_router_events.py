@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +31,7 @@ from kvdock_segments.directory_store import DirectoryStore
 
 DISK = StorageMedium.DISK
 PAGE = 16
+LOAD = Path(__file__).with_name("router_load.py")
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +198,66 @@ def test_nothing_is_noted_where_kv_events_are_off(kit: Any, tmp_path: Path) -> N
     assert engine[0].take_events() == []
     assert not engine[0].cache_controller.storage_backend.events._noted
     engine[0].cache_controller.detach_storage_backend()
+
+
+# --- A load in a process of its own, recorded and replayed ------------------------
+
+
+def start(folder: Path, pages: int, first: int, *more: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, str(LOAD), str(folder), str(pages), str(first), *more]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(words, stdout=log, stderr=log)
+
+
+def finish(process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> None:
+    try:
+        code = process.wait(timeout_s)
+    finally:
+        process.kill()
+    assert code == 0, (folder / "log").read_text()[-4000:]
+
+
+def replay(folder: Path) -> tuple[DynamoIndex, LlmdIndex]:
+    """Give each message that was recorded to both routers' indexes."""
+    dynamo, llmd = DynamoIndex(PAGE), LlmdIndex()
+    for line in (folder / "events").read_text().split():
+        for index in (dynamo, llmd):
+            index.feed(base64.b64decode(line))
+    assert not dynamo.dropped, dynamo.dropped
+    return dynamo, llmd
+
+
+def left(folder: Path) -> set[int]:
+    """Return the event hashes of what the store still has of the last load."""
+    return {one % WORD for one in json.loads((folder / "left").read_text())}
+
+
+@pytest.mark.slow
+def test_indexes_equal_the_store_after_an_hour_of_evictions(tmp_path: Path) -> None:
+    pages = 20_000  # 5.5 a second
+    finish(start(tmp_path, pages, 0), tmp_path, 1800)
+    dynamo, llmd = replay(tmp_path)
+    stored = left(tmp_path)
+    assert 0 < len(stored) < pages / 2, "the store has evicted"
+    assert dynamo.tiers["disk"] == llmd.holds("disk") == stored
+
+
+def test_indexes_equal_the_store_after_a_kill_a_restart_and_evictions(
+    tmp_path: Path,
+) -> None:
+    killed = start(tmp_path, 40_000, 1 << 20, "killed")
+    events, end_s = tmp_path / "events", time.monotonic() + 300
+    while not events.exists() or events.stat().st_size < 50_000:
+        assert killed.poll() is None, (tmp_path / "log").read_text()[-4000:]
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert replay(tmp_path)[0].tiers["disk"]
+    # A router forgets a worker that is gone; its successor begins with nothing.
+    events.unlink()
+    finish(start(tmp_path, pages := 1200, 0), tmp_path, 300)
+    dynamo, llmd = replay(tmp_path)
+    stored = left(tmp_path)
+    assert 0 < len(stored) < pages / 2, "the store has evicted"
+    assert dynamo.tiers["disk"] == llmd.holds("disk") == stored

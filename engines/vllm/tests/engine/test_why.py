@@ -204,5 +204,5 @@ def test_a_store_without_room_and_a_queue_that_is_full(
     lives.run("why-not-taken", phases)
     assert "its store was full when it was to be stored." in why(full / "journal")[1]
     said = [why(busy / "journal", at)[1] for at in range(-len(many), 0)]
-    wanted = "it was not moved, because the queue of transfers was full."
+    wanted = "it was not moved, because too many transfers waited."
     assert any(wanted in one for one in said), said
