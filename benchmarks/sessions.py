@@ -2,15 +2,16 @@
 
 Usage: python benchmarks/sessions.py [--quick] [--save]
 
-Everything is measured over a backend that copies pages in memory, so that
-nothing hides the overhead: with a real store every share below is smaller.
+Everything but the journal is measured over a backend that copies pages in memory, so
+that nothing hides the overhead: with a real store every share below is smaller.
 Ways are timed in turn, and the fastest round of each counts: on a machine
 that others use as well, noise only adds. All of them move the same memory: the
 place of two copies alone makes them differ by up to a tenth.
 
 Bars: the observers cost 3 % of throughput, the journal 2 %. Two per cent drown in
 the fastest rounds of two ways, so the journal is measured on its own: short rounds
-with it and without it in turn, compared in pairs, with the median of all pairs. A
+with it and without it in turn, compared in pairs, with the median of all pairs; on a
+file store in memory, the fastest store there is, and once more on bare copies. A
 second attachment without a journal is measured in the same way: its "loss" is what
 the measure shows where there is none.
 """
@@ -68,6 +69,7 @@ from kvdock.pools import Part
 PAGE_BYTES = 64 * 1024
 PAGES = 512
 BATCH = 128
+SHARED = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # noqa: S108 - only for a folder of our own in it
 _BATCHES = 200
 """Batches whose records the journal writes at once, as under load."""
 _ROUND = 80
@@ -173,18 +175,23 @@ def attached(
         dock.add_observer("tracing", Tracing())
     if journal is not None:
         dock.add_observer("journal", journal)
-    pool = PoolSpec(
-        name="kv", kind="k_only", parts=[Part("k", "u8", (PAGE_BYTES // 16,))],
-        layers=[0], page_tokens=16, anchor=True,
-    )  # fmt: skip
     memory = np.ones((PAGES, PAGE_BYTES), np.uint8) if memory is None else memory
     core = core or CoreSettings()
+    pool, regions = pool_of(memory)
     plan = dock.plan([pool], Shard(), needs=RouteRequirements(integrity=core.integrity))
-    regions = {"kv": Region.of(pool, Shard(), [memory], PAGES)}
     return (
         Attachment.open(dock, plan, Namespace(model="m"), regions, core=core),
         backend,
     )
+
+
+def pool_of(memory: npt.NDArray[np.uint8]) -> tuple[PoolSpec, dict[str, Region]]:
+    """Describe a pool whose pages are rows of memory."""
+    pool = PoolSpec(
+        name="kv", kind="k_only", parts=[Part("k", "u8", (PAGE_BYTES // 16,))],
+        layers=[0], page_tokens=16, anchor=True,
+    )  # fmt: skip
+    return pool, {"kv": Region.of(pool, Shard(), [memory], PAGES)}
 
 
 def seconds(work: Callable[[], object], times: int) -> float:
@@ -267,46 +274,79 @@ def journalled(count: int) -> dict[str, float]:
 def journalling(count: int) -> dict[str, float]:
     """What the journal costs loads of 64K pages in batches of 128.
 
-    Its thread's work counts as well: a round ends when its records are written.
+    From a file store in memory, the fastest that there is, and from memory itself,
+    where a load is nothing but a copy. The work of its thread counts as well: a round
+    ends when its records are written.
     """
     memory = np.ones((PAGES, PAGE_BYTES), np.uint8)
-    store = np.ones((PAGES, PAGE_BYTES + 64), np.uint8)
+    copied = np.ones((PAGES, PAGE_BYTES + 64), np.uint8)
+    figures: dict[str, float] = {}
+    with TemporaryDirectory() as folder, TemporaryDirectory(dir=SHARED) as shared:
+        journal = Journal(JournalSettings(dir=Path(folder)))
+
+        def from_memory(name: str) -> Attachment:
+            wanted = journal if name == "journal" else None
+            return attached(Copier(store=copied), memory=memory, journal=wanted)[0]
+
+        def from_files(name: str) -> Attachment:
+            dock = Dock.load(require=["file"])
+            if name == "journal":
+                dock.add_observer("journal", journal)
+            pool, regions = pool_of(memory)
+            return Attachment.open(
+                dock, dock.plan([pool], Shard(), prefer=["file"]),
+                Namespace(model="m"), regions,
+                {"file": {"root": Path(shared) / name, "free_space": 0}},
+                core=CoreSettings(),
+            )  # fmt: skip
+
+        for what, make in (("journal", from_files), ("journal_copies", from_memory)):
+            times = in_pairs(count, make, journal)
+            figures |= losses_of(what, times)
+    return figures
+
+
+def in_pairs(
+    count: int, make: Callable[[str], Attachment], journal: Journal
+) -> dict[str, npt.NDArray[np.float64]]:
+    """Load in short rounds without a journal, in the same way again, and with it.
+
+    Returns:
+        float64 (count, 3) for each: wall time, CPU time, and that of this thread.
+    """
     names = [f"{page:064x}" for page in range(BATCH)]
     pages = {"kv": np.arange(BATCH)}
-    with TemporaryDirectory() as folder:
-        journal = Journal(JournalSettings(dir=Path(folder)))
-        ways = {
-            name: attached(
-                Copier(store=store), memory=memory,
-                journal=journal if name == "journal" else None,
-            )[0]
-            for name in ("plain", "again", "journal")
-        }  # fmt: skip
-        times = {name: np.empty((count, 3)) for name in ways}
-        for one in ways.values():
-            assert one.put(names, pages).pages == BATCH  # noqa: S101 - else it measures nothing
-            assert one.get(names, pages).pages == BATCH  # noqa: S101 - same
-        order, shuffled = list(ways), random.Random(0)  # noqa: S311 - an order
-        for row in range(count):
-            shuffled.shuffle(order)
-            for name in order:
-                assert journal.flush(60)  # noqa: S101 - what another round left
-                began = _clocks()
-                for _ in range(_ROUND):
-                    ways[name].get(names, pages)
-                if name == "journal":
-                    assert journal.flush(60)  # noqa: S101 - its thread's time counts
-                times[name][row] = _clocks() - began
-        for one in ways.values():
-            one.close()
+    ways = {name: make(name) for name in ("plain", "again", "journal")}
+    times = {name: np.empty((count, 3)) for name in ways}
+    for one in ways.values():
+        assert one.put(names, pages).pages == BATCH  # noqa: S101 - else it measures nothing
+        assert one.get(names, pages).pages == BATCH  # noqa: S101 - same
+    order, shuffled = list(ways), random.Random(0)  # noqa: S311 - an order
+    for row in range(count):
+        shuffled.shuffle(order)
+        for name in order:
+            assert journal.flush(60)  # noqa: S101 - what another round left
+            began = _clocks()
+            for _ in range(_ROUND):
+                ways[name].get(names, pages)
+            if name == "journal":
+                assert journal.flush(60)  # noqa: S101 - its thread's time counts
+            times[name][row] = _clocks() - began
+    for one in ways.values():
+        one.close()
+    return times
+
+
+def losses_of(what: str, times: dict[str, npt.NDArray[np.float64]]) -> dict[str, float]:
+    """Name the losses, and what the measure shows where there is none."""
     figures = {}
-    for name, what in (("journal", "journal"), ("again", "journal_noise")):
+    for name, title in (("journal", what), ("again", f"{what}_noise")):
         for at, clock in enumerate(("wall", "cpu")):
             loss, error = _paired(times["plain"][:, at], times[name][:, at])
-            figures[f"{what}_{clock}_loss"] = loss
-            figures[f"{what}_{clock}_loss_error"] = error
+            figures[f"{title}_{clock}_loss"] = loss
+            figures[f"{title}_{clock}_loss_error"] = error
     more_s = np.median(times["journal"][:, 2] - times["plain"][:, 2])
-    figures["journal_caller_us_per_batch"] = float(more_s) / _ROUND * 1e6
+    figures[f"{what}_caller_us_per_batch"] = float(more_s) / _ROUND * 1e6
     return figures
 
 
@@ -352,7 +392,7 @@ def in_background(count: int) -> dict[str, float]:
     # hand-over costs by a factor of two, for many calls in a row.
     took: dict[str, list[float]] = {"direct": [], "manager": []}
     with TransferManager(cache) as manager:
-        ways = {
+        ways: dict[str, Callable[[], object]] = {
             "direct": lambda: cache["kv"].get(name, pages),
             "manager": lambda: manager.read("kv", name, pages).wait(5),
         }
@@ -485,7 +525,10 @@ def main(arguments: list[str]) -> None:
         "     journal in pairs: wall {journal_wall_loss:.2%} +- "
         "{journal_wall_loss_error:.2%}, CPU {journal_cpu_loss:.2%} +- "
         "{journal_cpu_loss_error:.2%}; without any: {journal_noise_wall_loss:.2%}, "
-        "{journal_noise_cpu_loss:.2%}".format_map(figures)
+        "{journal_noise_cpu_loss:.2%}; beside copies in memory alone: wall "
+        "{journal_copies_wall_loss:.2%}, CPU {journal_copies_cpu_loss:.2%}".format_map(
+            figures
+        )
     )
     rounded = {name: round(value, 4) for name, value in figures.items()}
     if "--save" in arguments:
