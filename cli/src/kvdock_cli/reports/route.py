@@ -109,6 +109,7 @@ def _placement(option: RouteOption) -> dict[str, object]:
         "path": option.mode.value,
         "object_unit": option.unit.value,
         "check": option.check.value,
+        "retention": option.retention.value,
         **({"tier": plain(option.tier)} if option.tier else {}),
     }
 

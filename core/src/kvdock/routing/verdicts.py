@@ -130,6 +130,7 @@ class RouteOption:
         note: Why the path is not a better one, or "".
         allocate: Whether the pool should be allocated by the backend.
         check: Who would verify its pages.
+        retention: Whether its pages are promised and expire, only expire, or neither.
         check_note: Why the core adds a trailer although the backend declares
             that it verifies pages, or "".
         wrapped_by: The wrappers around its stores, the innermost first.
@@ -143,6 +144,7 @@ class RouteOption:
     note: str = ""
     allocate: bool = False
     check: IntegrityCheck = IntegrityCheck.BACKEND
+    retention: Support = Support.NO
     check_note: str = ""
     wrapped_by: tuple[str, ...] = ()
     tier: Tier | None = None
@@ -171,6 +173,8 @@ class RouteOption:
         check = [] if self.check is IntegrityCheck.BACKEND else [str(self.check)]
         if self.check_note:
             check = [f"{self.check}, as it {self.check_note}"]
+        if self.check is IntegrityCheck.NONE and not self.retention:
+            check.append("pages that are to expire are not stored")
         around = ", ".join(self.wrapped_by)
         wrapped = [f"wrapped by {around}"] if around else []
         return "; ".join([f"{path}, {per}", *emulated, *check, *wrapped])
@@ -203,6 +207,14 @@ class _Evaluation:
         return (
             IntegrityCheck.NONE if checks is Integrity.OFF else IntegrityCheck.TRAILER
         )
+
+    @property
+    def retention(self) -> Support:
+        """Return whether pages are promised and expire, only expire, or neither."""
+        if self.manifest.retention is Support.NATIVE:
+            return self.verdict(Capability.RETENTION).support
+        trailers = self.check is IntegrityCheck.TRAILER
+        return Support.EMULATED if trailers else Support.NO
 
     @property
     def unproven(self) -> bool:
@@ -278,6 +290,7 @@ def evaluate_backend(
         note,
         allocate,
         case.check,
+        case.retention,
         check_note=_UNPROVEN if lacking else "",
     )
 

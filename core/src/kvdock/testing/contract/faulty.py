@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from kvdock.plugin.manifest import Manifest
-    from kvdock.pools.spec import PoolSpec
     from kvdock.testing.samples import Sample
-    from kvdock.transfer.attachment import Attachment
 
 DEADLINE_S = 0.5
 LATE_S = 5.0
@@ -43,14 +41,42 @@ SPOILING = frozenset({Fault.SHORT, Fault.CORRUPT, Fault.SWAP, Fault.LIE})
 """Faults that alter loaded bytes; the core then drops the page it came from."""
 
 
+def one_anchor(manifest: Manifest) -> Case:
+    """Return a pool that can be an anchor, or the reason why there is none."""
+    (plain,) = one_sample(manifest)
+    if not plain.skip and plain.value.hit_policy is not HitPolicy.ALL_PAGES:
+        return attrs.evolve(plain, skip="none of its pools can be an anchor")
+    return plain
+
+
 def every_fault(manifest: Manifest) -> Iterable[Case]:
     """Run for each fault, with a pool that can be an anchor."""
-    (plain,) = one_sample(manifest)
-    skip = plain.skip
-    if not skip and plain.value.hit_policy is not HitPolicy.ALL_PAGES:
-        skip = "none of its pools can be an anchor"
+    plain = one_anchor(manifest)
     for fault in Fault:
-        yield Case(str(fault), (fault, plain.value), skip)
+        yield Case(str(fault), (fault, plain.value), plain.skip)
+
+
+@contextmanager
+def engine_of(
+    harness: Harness, dock: Dock, sample: Sample, deadline_s: float = PATIENCE_S
+) -> Iterator[TrialEngine]:
+    """Attach the backend of a harness to an engine of one pool, with trailers."""
+    core = CoreSettings(
+        integrity=Integrity.ALWAYS,
+        deadlines=Deadlines(
+            exists=deadline_s, get=deadline_s, put=deadline_s, clear=deadline_s
+        ),
+    )
+    pool = attrs.evolve(sample.pool(), anchor=True)
+    settings = dict.fromkeys(dock.backends, harness.settings)
+    with trial_engine(dock, pool, settings, core, salt=harness.salt) as trial:
+        config = AttachConfig(
+            settings=harness.backend.settings(harness.settings),
+            namespace=trial.cache.namespace,
+            namespace_record=trial.cache.namespace_record,
+        )
+        harness.remember(pool, config)
+        yield trial
 
 
 @attrs.frozen(eq=False)
@@ -76,17 +102,7 @@ class _Drill:
         self, sample: Sample, deadline_s: float = PATIENCE_S
     ) -> Iterator[TrialEngine]:
         """Attach the backend to an engine of one pool."""
-        core = CoreSettings(
-            integrity=Integrity.ALWAYS,
-            deadlines=Deadlines(
-                exists=deadline_s, get=deadline_s, put=deadline_s, clear=deadline_s
-            ),
-        )
-        pool = attrs.evolve(sample.pool(), anchor=True)
-        settings = dict.fromkeys(self.dock.backends, self.harness.settings)
-        salt = self.harness.salt
-        with trial_engine(self.dock, pool, settings, core, salt=salt) as trial:
-            self._remember(pool, trial.cache)
+        with engine_of(self.harness, self.dock, sample, deadline_s) as trial:
             yield trial
 
     @contextmanager
@@ -103,14 +119,6 @@ class _Drill:
                 yield trial
             finally:
                 self.faults.release()
-
-    def _remember(self, pool: PoolSpec, cache: Attachment) -> None:
-        config = AttachConfig(
-            settings=self.harness.backend.settings(self.harness.settings),
-            namespace=cache.namespace,
-            namespace_record=cache.namespace_record,
-        )
-        self.harness.remember(pool, config)
 
 
 class FaultTests:

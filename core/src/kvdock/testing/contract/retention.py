@@ -11,18 +11,27 @@ import numpy as np
 import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock.plugin.manifest import Support
+from kvdock.dock import Dock
+from kvdock.plugin.manifest import Capability, Support
+from kvdock.pools.shard import Shard
 from kvdock.testing.cases import claimed, contract_test
+from kvdock.testing.contract.faulty import engine_of, one_anchor
 from kvdock.testing.contract.reports import MOST_ROUNDS, PAGE_BYTES, ROUND
+from kvdock.testing.harness import PATIENCE_S
 from kvdock.testing.samples import page_hashes
+from kvdock.testing.trial_engine import PAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvdock.arrays import BoolArray, OutcomeArray
+    from kvdock.plugin.manifest import Manifest
+    from kvdock.testing.cases import Case
     from kvdock.testing.harness import Harness, Setup
+    from kvdock.testing.samples import Sample
 
 LONG_S = 3600
+YEAR_S = 366 * 24 * LONG_S
 SHORT_S = 2
 
 
@@ -94,17 +103,41 @@ def wait_gone(setup: Setup, pages: Sequence[str]) -> None:
         time.sleep(0.02)
 
 
+def keeps_times(manifest: Manifest) -> Iterable[Case]:
+    """Run where the backend keeps the times of pages itself."""
+    for case in claimed("retention")(manifest):
+        if manifest.retention is Support.EMULATED:
+            yield attrs.evolve(case, skip="the core's trailers keep the times of pages")
+        else:
+            yield case
+
+
+def leaves_times_to_the_core(manifest: Manifest) -> Iterable[Case]:
+    """Run with an anchor where trailers of the core let pages expire."""
+    for case in claimed("retention")(manifest):
+        if manifest.retention is Support.NATIVE:
+            yield attrs.evolve(case, skip="it keeps the times of pages itself")
+        else:
+            anchor = one_anchor(manifest)
+            skip = case.skip or anchor.skip
+            yield attrs.evolve(case, value=anchor.value, skip=skip)
+
+
 class RetentionTests:
     """Promised pages stay, within a budget, and expired ones are gone."""
 
     @pytest.fixture
     def promising(self, tight: Harness) -> Harness:
         """Return a store that is soon full and gives promises, or skip."""
-        if tight.backend.manifest.retention is not Support.NATIVE:
-            pytest.skip("retention is emulated: it promises nothing")
+        pool, backend = tight.any_sample().pool(), tight.backend
+        said = backend.check_capability(
+            Capability.RETENTION, pool, Shard(), backend.settings(tight.settings)
+        )
+        if said is not None and said.support is not Support.NATIVE:
+            pytest.skip(said.reason)
         return tight
 
-    @contract_test(claimed("retention"), proves="retention")
+    @contract_test(keeps_times, proves="retention")
     def test_promised_pages_stay_while_others_are_evicted(
         self, promising: Harness
     ) -> None:
@@ -131,7 +164,7 @@ class RetentionTests:
             "an accepted promise is broken after the pool was attached again"
         )
 
-    @contract_test(claimed("retention"))
+    @contract_test(keeps_times)
     def test_promises_leave_room_for_other_pages(self, promising: Harness) -> None:
         tight = promising
         kind = tight.any_sample().kind
@@ -153,7 +186,7 @@ class RetentionTests:
             "promises fill the whole store, and nothing else is stored any more"
         )
 
-    @contract_test(claimed("retention"), proves="retention")
+    @contract_test(keeps_times, proves="retention")
     def test_pages_are_not_served_after_their_time(self, harness: Harness) -> None:
         setup = harness.plain()
         at_put, later = page_hashes(4, "at put"), page_hashes(4, "later")
@@ -173,7 +206,7 @@ class RetentionTests:
         setup.stored(gone)
         setup.loaded(gone)
 
-    @contract_test(claimed("retention"))
+    @contract_test(keeps_times)
     def test_a_clock_that_is_set_back_brings_no_page_back(
         self, harness: Harness
     ) -> None:
@@ -185,6 +218,42 @@ class RetentionTests:
         with patch("time.time", lambda: now() - LONG_S):
             assert not setup.exists(pages).any(), "an expired page is found again"
             assert (setup.get(pages) == Outcome.ABSENT).all()
+
+    @contract_test(leaves_times_to_the_core, proves="retention")
+    def test_pages_that_expire_by_trailers_make_room_for_new_ones(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        dock = Dock({harness.backend.name: harness.backend})
+        with engine_of(harness, dock, case) as trial:
+            where = trial.fill()
+            stored = trial.cache.put(PAGES, where, expire_s=LONG_S)
+            assert stored.pages == len(PAGES), "pages that expire are not stored"
+            assert trial.load(len(PAGES)).pages == len(PAGES)
+            now = time.time
+            with patch("time.time", lambda: now() + 2 * LONG_S):
+                assert not trial.load(len(PAGES)).pages, (
+                    "a page is served after its time"
+                )
+                deadline_s = time.monotonic() + harness.scale.seconds(PATIENCE_S)
+                while trial.cache.exists(PAGES).best:
+                    assert time.monotonic() < deadline_s, (
+                        "expired pages are not deleted"
+                    )
+                    time.sleep(0.02)
+                assert trial.cache.put(PAGES, where).pages == len(PAGES)
+                assert trial.load(len(PAGES)).pages == len(PAGES), (
+                    "pages cannot be stored again after their time"
+                )
+
+    @contract_test(leaves_times_to_the_core)
+    def test_a_wish_to_be_kept_is_stored_and_is_no_promise(
+        self, harness: Harness
+    ) -> None:
+        setup, pages = harness.plain(), page_hashes(4, "wished")
+        stored, kept = put_until(setup, pages, keep_s=YEAR_S)
+        assert stored.all(), "a page is not stored for the wish to keep it"
+        assert not kept.any(), "an emulated retention promises"
+        setup.loaded(pages)
 
 
 def flood_more(setup: Setup) -> None:
