@@ -336,13 +336,11 @@ class PoolHandle:
 
     def _writer(self, batch: Batch) -> Move:
         """Return what stores keys of a batch, pinned for as long as it asks for."""
-        config = self.client.put_options.config
 
         def write(store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
             several = type(memory[0][0]) is list
-            put = (
-                store.batch_put_from_multi_buffers if several else store.batch_put_from
-            )
+            name = "batch_put_from_multi_buffers" if several else "batch_put_from"
+            put, config = getattr(store, name), self.client.put_options.config
             answer: list[int] = put(keys, *memory, config(keys, batch.keep_until))
             if batch.keep_until and BAD_ARGUMENTS in answer:
                 # Longer than this master pins: stored all the same. What is there

@@ -16,7 +16,7 @@ from kvdock.plugin.manifest import Scope
 from kvdock.plugin.wrapper import wrapped_plugin
 from kvdock.pools.enums import HitPolicy
 from kvdock.testing.cases import Case, contract_test, one_sample
-from kvdock.testing.harness import PATIENCE_S, Harness
+from kvdock.testing.harness import PATIENCE_S, Harness, becomes
 from kvdock.testing.loading import load_backend
 from kvdock.testing.trial_engine import PAGES, SETTLE_S, TrialEngine, trial_engine
 from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
@@ -98,14 +98,6 @@ class _Drill:
         return cls(harness, dock, injector)
 
     @contextmanager
-    def engine(
-        self, sample: Sample, deadline_s: float = PATIENCE_S
-    ) -> Iterator[TrialEngine]:
-        """Attach the backend to an engine of one pool."""
-        with engine_of(self.harness, self.dock, sample, deadline_s) as trial:
-            yield trial
-
-    @contextmanager
     def failing(self, sample: Sample, fault: Fault) -> Iterator[TrialEngine]:
         """Attach an engine whose every call is hit by the fault, this once.
 
@@ -113,7 +105,7 @@ class _Drill:
         expected to fail have little time.
         """
         deadline_s = DEADLINE_S if fault in UNANSWERED else PATIENCE_S
-        with self.engine(sample, deadline_s) as trial:
+        with engine_of(self.harness, self.dock, sample, deadline_s) as trial:
             self.faults.inject(rate=1.0)
             try:
                 yield trial
@@ -130,7 +122,7 @@ class FaultTests:
     ) -> None:
         fault, sample = case
         drill = _Drill.of(harness, fault)
-        with drill.engine(sample) as trial:
+        with engine_of(harness, drill.dock, sample) as trial:
             stored, found, loaded = _in_time(trial)
             assert stored == len(PAGES), "not stored, although nothing failed"
             assert found == len(PAGES), "stored and not found, although nothing failed"
@@ -156,7 +148,7 @@ class FaultTests:
     ) -> None:
         fault, sample = case
         drill = _Drill.of(harness, fault)
-        with drill.engine(sample) as trial:
+        with engine_of(harness, drill.dock, sample) as trial:
             stored = trial.cache.put(PAGES, trial.fill())
             assert stored.pages == len(PAGES), "not stored, although nothing failed"
         with drill.failing(sample, fault) as trial:
@@ -165,7 +157,7 @@ class FaultTests:
             if fault not in SPOILING:
                 trial.cache.put(PAGES, places)
                 trial.cache.get(PAGES, places)
-        with drill.engine(sample) as trial:
+        with engine_of(harness, drill.dock, sample) as trial:
             found = _found_soon(trial)
             if _keeps(harness.backend.manifest):
                 assert found == len(PAGES), (
@@ -200,9 +192,5 @@ def _in_time(trial: TrialEngine) -> tuple[int, int, int]:
 
 def _found_soon(trial: TrialEngine) -> int:
     """Ask until every page is found, for a moment at most."""
-    deadline = time.monotonic() + SOON_S
-    found = trial.cache.exists(PAGES).best
-    while found < len(PAGES) and time.monotonic() < deadline:
-        time.sleep(0.005)
-        found = trial.cache.exists(PAGES).best
-    return found
+    becomes(lambda: trial.cache.exists(PAGES).best == len(PAGES), SOON_S)
+    return trial.cache.exists(PAGES).best

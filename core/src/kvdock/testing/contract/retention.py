@@ -16,8 +16,8 @@ from kvdock.plugin.manifest import Capability, Support
 from kvdock.pools.shard import Shard
 from kvdock.testing.cases import claimed, contract_test
 from kvdock.testing.contract.faulty import engine_of, one_anchor
-from kvdock.testing.contract.reports import MOST_ROUNDS, PAGE_BYTES, ROUND
-from kvdock.testing.harness import PATIENCE_S
+from kvdock.testing.contract.reports import MOST_ROUNDS, PAGE_BYTES, ROUND, flood
+from kvdock.testing.harness import PATIENCE_S, becomes
 from kvdock.testing.samples import page_hashes
 from kvdock.testing.trial_engine import PAGES
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from kvdock.arrays import BoolArray, OutcomeArray
     from kvdock.plugin.manifest import Manifest
-    from kvdock.testing.cases import Case
+    from kvdock.testing.cases import Case, Chooser
     from kvdock.testing.harness import Harness, Setup
-    from kvdock.testing.samples import Sample
 
 LONG_S = 3600
 YEAR_S = 366 * 24 * LONG_S
@@ -44,23 +43,11 @@ def put_until(
     for place, page in zip(places, pages, strict=True):
         setup.memory.write(int(place), page, 0)
     batch, _rows = setup.batch(Operation.PUT, pages, places)
-    ok, kept = _run(setup, _timed(batch, keep_s, expire_s))
-    whole = ok.reshape(len(pages), -1).min(axis=1)
-    return whole, (ok & kept).reshape(len(pages), -1).min(axis=1)
-
-
-def _run(setup: Setup, batch: Batch) -> tuple[BoolArray, BoolArray]:
-    """Store in pieces that the plugin takes; return what is OK, and promised."""
-    ok, kept = np.zeros((2, len(batch)), np.bool_)
-    step = setup.backend.manifest.max_batch_keys or len(batch)
-    for start in range(0, len(batch), step):
-        part = slice(start, start + step)
-        result = setup.call_once(batch.part(start, start + step))
-        ok[part] = result.ok
-        if result.kept is not None:
-            assert result.kept.shape == result.ok.shape, "`kept` has another length"
-            kept[part] = result.kept
-    return ok, kept
+    result = setup.call(_timed(batch, keep_s, expire_s))
+    kept = np.zeros(len(batch), np.bool_) if result.kept is None else result.kept
+    assert kept.shape == result.ok.shape, "`kept` has another length"
+    whole = result.ok.reshape(len(pages), -1).min(axis=1)
+    return whole, (result.ok & kept).reshape(len(pages), -1).min(axis=1)
 
 
 def retain(
@@ -85,42 +72,23 @@ def chosen(pages: Sequence[str], which: BoolArray) -> list[str]:
     return [page for page, one in zip(pages, which.tolist(), strict=True) if one]
 
 
-def flood(setup: Setup, sentinel: Sequence[str]) -> None:
-    """Store other pages until those of the sentinel are evicted."""
-    for turn in range(MOST_ROUNDS):
-        setup.put(page_hashes(ROUND, turn))
-        # Ever more rarely: a look may count as a use.
-        if not turn & (turn + 1) and not setup.exists(sentinel).any():
-            return
-    pytest.fail("a small store has not evicted pages without a promise")
-
-
 def wait_gone(setup: Setup, pages: Sequence[str]) -> None:
     """Wait until the time of pages is over and none of them is found."""
-    deadline_s = time.monotonic() + SHORT_S + setup.scale.seconds(2.0)
-    while setup.exists(pages).any():
-        assert time.monotonic() < deadline_s, "pages are found after their time"
-        time.sleep(0.02)
+    patience_s = SHORT_S + setup.scale.seconds(2.0)
+    gone = becomes(lambda: not setup.exists(pages).any(), patience_s)
+    assert gone, "pages are found after their time"
 
 
-def keeps_times(manifest: Manifest) -> Iterable[Case]:
-    """Run where the backend keeps the times of pages itself."""
-    for case in claimed("retention")(manifest):
-        if manifest.retention is Support.EMULATED:
-            yield attrs.evolve(case, skip="the core's trailers keep the times of pages")
-        else:
-            yield case
+def of_grade(grade: Support) -> Chooser:
+    """Run where retention has this grade; skip where it has another one."""
 
+    def choose(manifest: Manifest) -> Iterable[Case]:
+        for case in claimed("retention")(manifest):
+            other = f"retention is {manifest.retention}"
+            right = case.skip or manifest.retention is grade
+            yield case if right else attrs.evolve(case, skip=other)
 
-def leaves_times_to_the_core(manifest: Manifest) -> Iterable[Case]:
-    """Run with an anchor where trailers of the core let pages expire."""
-    for case in claimed("retention")(manifest):
-        if manifest.retention is Support.NATIVE:
-            yield attrs.evolve(case, skip="it keeps the times of pages itself")
-        else:
-            anchor = one_anchor(manifest)
-            skip = case.skip or anchor.skip
-            yield attrs.evolve(case, value=anchor.value, skip=skip)
+    return choose
 
 
 class RetentionTests:
@@ -137,7 +105,7 @@ class RetentionTests:
             pytest.skip(said.reason)
         return tight
 
-    @contract_test(keeps_times, proves="retention")
+    @contract_test(of_grade(Support.NATIVE), proves="retention")
     def test_promised_pages_stay_while_others_are_evicted(
         self, promising: Harness
     ) -> None:
@@ -164,7 +132,7 @@ class RetentionTests:
             "an accepted promise is broken after the pool was attached again"
         )
 
-    @contract_test(keeps_times)
+    @contract_test(of_grade(Support.NATIVE))
     def test_promises_leave_room_for_other_pages(self, promising: Harness) -> None:
         tight = promising
         kind = tight.any_sample().kind
@@ -186,7 +154,7 @@ class RetentionTests:
             "promises fill the whole store, and nothing else is stored any more"
         )
 
-    @contract_test(keeps_times, proves="retention")
+    @contract_test(of_grade(Support.NATIVE), proves="retention")
     def test_pages_are_not_served_after_their_time(self, harness: Harness) -> None:
         setup = harness.plain()
         at_put, later = page_hashes(4, "at put"), page_hashes(4, "later")
@@ -206,7 +174,7 @@ class RetentionTests:
         setup.stored(gone)
         setup.loaded(gone)
 
-    @contract_test(keeps_times)
+    @contract_test(of_grade(Support.NATIVE))
     def test_a_clock_that_is_set_back_brings_no_page_back(
         self, harness: Harness
     ) -> None:
@@ -219,12 +187,15 @@ class RetentionTests:
             assert not setup.exists(pages).any(), "an expired page is found again"
             assert (setup.get(pages) == Outcome.ABSENT).all()
 
-    @contract_test(leaves_times_to_the_core, proves="retention")
+    @contract_test(of_grade(Support.EMULATED), proves="retention")
     def test_pages_that_expire_by_trailers_make_room_for_new_ones(
-        self, harness: Harness, case: Sample
+        self, harness: Harness
     ) -> None:
+        anchor = one_anchor(harness.backend.manifest)
+        if anchor.skip:
+            pytest.skip(anchor.skip)
         dock = Dock({harness.backend.name: harness.backend})
-        with engine_of(harness, dock, case) as trial:
+        with engine_of(harness, dock, anchor.value) as trial:
             where = trial.fill()
             stored = trial.cache.put(PAGES, where, expire_s=LONG_S)
             assert stored.pages == len(PAGES), "pages that expire are not stored"
@@ -234,18 +205,16 @@ class RetentionTests:
                 assert not trial.load(len(PAGES)).pages, (
                     "a page is served after its time"
                 )
-                deadline_s = time.monotonic() + harness.scale.seconds(PATIENCE_S)
-                while trial.cache.exists(PAGES).best:
-                    assert time.monotonic() < deadline_s, (
-                        "expired pages are not deleted"
-                    )
-                    time.sleep(0.02)
+                assert becomes(
+                    lambda: not trial.cache.exists(PAGES).best,
+                    harness.scale.seconds(PATIENCE_S),
+                ), "expired pages are not deleted"
                 assert trial.cache.put(PAGES, where).pages == len(PAGES)
                 assert trial.load(len(PAGES)).pages == len(PAGES), (
                     "pages cannot be stored again after their time"
                 )
 
-    @contract_test(leaves_times_to_the_core)
+    @contract_test(of_grade(Support.EMULATED))
     def test_a_wish_to_be_kept_is_stored_and_is_no_promise(
         self, harness: Harness
     ) -> None:
