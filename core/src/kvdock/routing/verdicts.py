@@ -209,14 +209,6 @@ class _Evaluation:
         )
 
     @property
-    def retention(self) -> Support:
-        """Return whether pages are promised and expire, only expire, or neither."""
-        if self.manifest.retention is Support.NATIVE:
-            return self.verdict(Capability.RETENTION).support
-        trailers = self.check is IntegrityCheck.TRAILER
-        return Support.EMULATED if trailers else Support.NO
-
-    @property
     def unproven(self) -> bool:
         """Return whether integrity is declared that nothing can prove."""
         return bool(self.manifest.integrity) and not self.oracle
@@ -280,6 +272,11 @@ def evaluate_backend(
     verdicts += [(limit, case.verdict(limit, sized)) for limit in LIMITS]
     if case.check is IntegrityCheck.TRAILER:
         verdicts.append((Capability.OBJECT_SIZE, _with_trailer(sized, shard, manifest)))
+    retention = Support.NO
+    if manifest.retention is Support.NATIVE:
+        retention = case.verdict(Capability.RETENTION).support
+    elif case.check is IntegrityCheck.TRAILER:
+        retention = Support.EMULATED
     native = manifest.integrity is Support.NATIVE
     lacking = native and case.unproven and case.check is IntegrityCheck.TRAILER
     return RouteOption(
@@ -290,7 +287,7 @@ def evaluate_backend(
         note,
         allocate,
         case.check,
-        case.retention,
+        retention,
         check_note=_UNPROVEN if lacking else "",
     )
 

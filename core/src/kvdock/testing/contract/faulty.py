@@ -159,16 +159,13 @@ class FaultTests:
                 trial.cache.get(PAGES, places)
         with engine_of(harness, drill.dock, sample) as trial:
             found = _found_soon(trial)
-            if _keeps(harness.backend.manifest):
+            declared = harness.backend.manifest
+            # Where pages outlive who stored them.
+            if max(declared.durability, declared.sharing) >= Scope.PROCESS:
                 assert found == len(PAGES), (
                     f"{found} of {len(PAGES)} stored pages are found after the fault"
                 )
             assert trial.load(found).pages == found
-
-
-def _keeps(manifest: Manifest) -> bool:
-    """Return whether pages are declared to outlive who stored them."""
-    return max(manifest.durability, manifest.sharing) >= Scope.PROCESS
 
 
 def _in_time(trial: TrialEngine) -> tuple[int, int, int]:

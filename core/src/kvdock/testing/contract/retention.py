@@ -12,8 +12,7 @@ import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.dock import Dock
-from kvdock.plugin.manifest import Capability, Support
-from kvdock.pools.shard import Shard
+from kvdock.plugin.manifest import Support
 from kvdock.testing.cases import claimed, contract_test
 from kvdock.testing.contract.faulty import engine_of, one_anchor
 from kvdock.testing.contract.reports import MOST_ROUNDS, PAGE_BYTES, ROUND, flood
@@ -97,12 +96,9 @@ class RetentionTests:
     @pytest.fixture
     def promising(self, tight: Harness) -> Harness:
         """Return a store that is soon full and gives promises, or skip."""
-        pool, backend = tight.any_sample().pool(), tight.backend
-        said = backend.check_capability(
-            Capability.RETENTION, pool, Shard(), backend.settings(tight.settings)
-        )
-        if said is not None and said.support is not Support.NATIVE:
-            pytest.skip(said.reason)
+        (route,) = tight.routes([tight.any_sample().pool()])
+        if route.nearest and route.nearest.retention is not Support.NATIVE:
+            pytest.skip("with these settings it promises nothing")
         return tight
 
     @contract_test(of_grade(Support.NATIVE), proves="retention")
