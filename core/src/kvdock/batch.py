@@ -43,7 +43,7 @@ class Operation(StrEnum):
     RETAIN = "retain"
     """Promise stored objects until `Batch.keep_until`, or let them expire at
     `Batch.expire_at`: OK, ABSENT, or REFUSED where a promise finds no room. Only
-    backends that declare `retention` get one."""
+    backends whose `retention` is native get one."""
 
 
 class Outcome(IntEnum):
@@ -160,9 +160,10 @@ class Batch:
         peer: What `kvdock_connect` returned, for a SEND.
         keep_until: For PUT and RETAIN: do not evict the objects before, in seconds
             since 1970; 0 for no promise. Only backends that declare `retention` get
-            this and the next.
+            it, and where that is emulated only as a wish in a PUT.
         expire_at: int64 (n,), for PUT and RETAIN: do not serve an object from then
-            on, in seconds since 1970, 0 for never; None for no change.
+            on, in seconds since 1970, 0 for never; None for no change. Only backends
+            whose `retention` is native get it.
     """
 
     operation: Operation

@@ -308,7 +308,10 @@ class MemoryReference:
                 if batch.operation is Operation.PUT and outcomes[row] == Outcome.OK:
                     kept[row] = self.retain(handle, batch, row) is Outcome.OK
         result = BatchResult.of(batch, outcomes)
-        return attrs.evolve(result, kept=kept) if batch.keep_until else result
+        native = self.retention is Support.NATIVE
+        return (
+            attrs.evolve(result, kept=kept) if batch.keep_until and native else result
+        )
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         """Do one key of a batch."""
@@ -502,7 +505,7 @@ class FolderReference(MemoryReference):
     durability = Scope.HOST
     sharing = Scope.HOST
     eviction = Support.NO
-    retention = Support.NO
+    retention = Support.EMULATED
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
         """Open the folder.

@@ -60,6 +60,7 @@ class Shelf:
     gated: Support = Support.UNDECLARED
     sharing: Scope = Scope.NONE
     max_batch_keys: int = 0
+    retention: Support = Support.UNDECLARED
     objects: dict[str, bytes] = attrs.field(factory=dict)
     regions: dict[str, Region] = attrs.field(factory=dict)
     calls: list[Batch] = attrs.field(factory=list)
@@ -89,6 +90,7 @@ class Shelf:
             durability=Scope.PROCESS,
             sharing=self.sharing,
             max_batch_keys=self.max_batch_keys,
+            retention=self.retention,
         )
 
     @hookimpl

@@ -6,7 +6,7 @@ import attrs
 import pytest
 from route_cases import BASE, EVERYTHING, KV, backend, plan, route
 
-from kvdock.config.core import StagingPolicy
+from kvdock.config.core import Integrity, StagingPolicy
 from kvdock.errors import NoRoute, PluginError, PoolError
 from kvdock.plugin.manifest import (
     Capability,
@@ -24,6 +24,7 @@ from kvdock.routing.verdicts import RouteRequirements, TransferMode
 
 if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
+    from kvdock.routing.verdicts import RouteOption
 
 HEADS = mha("kv", heads=4, head_dim=8, anchor=True, **BASE)
 DRAFT = mla(
@@ -255,6 +256,23 @@ def test_a_backend_that_leaves_abandoned_calls_memory_alone_is_not_staged() -> N
 def test_a_backend_that_is_not_staged_comes_first_for_such_an_engine() -> None:
     found = plan(KV, by=[backend("a"), backend("b", **PROMISED)], needs=SAFE)
     assert found.anchor.backend == "b"
+
+
+def test_a_route_says_who_keeps_the_times_of_pages() -> None:
+    def graded(retention: Support, check: Integrity) -> RouteOption:
+        one = backend("one", retention=retention, integrity=Support.NO)
+        found = route(KV, one, needs=RouteRequirements(integrity=check)).nearest
+        assert found is not None
+        return found
+
+    native = graded(Support.NATIVE, Integrity.OFF)
+    assert native.retention is Support.NATIVE
+    assert "expire" not in native.reason
+    for grade in (Support.EMULATED, Support.NO, Support.UNDECLARED):
+        assert graded(grade, Integrity.ALWAYS).retention is Support.EMULATED
+        without = graded(grade, Integrity.OFF)
+        assert without.retention is Support.NO
+        assert "pages that are to expire are not stored" in without.reason
 
 
 def test_every_field_of_a_manifest_takes_part_in_routing() -> None:

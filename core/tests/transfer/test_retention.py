@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from shelf import Engine, Shelf, attention, draft, hashes, patient, until
 from tiered import NAMES, WHERE, Tiers
 
+from kvdock.batch import Operation
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import Support
 from kvdock.retention import LATEST, CallTimes, Retention, RetentionAnswer, combined
@@ -137,6 +139,36 @@ def test_what_no_backend_can_do_is_answered_so(engine: Callable[..., Engine]) ->
     # A page that is there keeps its own time.
     stored = cache.put(names, {NAME: WHERE}, expire_s=60)
     assert answered(stored) == [UNSUPPORTED] * 3 + [ACCEPTED] * 3
+
+
+@pytest.mark.parametrize("grade", [Support.EMULATED, Support.NO])
+def test_an_emulated_retention_gets_a_wish_and_no_time_to_expire(
+    engine: Callable[..., Engine], later: Callable[[float], None], grade: Support
+) -> None:
+    shelf = Shelf(retention=grade)
+    # What it says about promises is not believed.
+    shelf.trouble = lambda batch: (
+        attrs.evolve(
+            shelf.serve(NAME, batch),
+            kept=np.ones(len(batch), np.bool_),
+        )
+        if batch.operation is Operation.PUT
+        else None
+    )
+    one = engine(shelves=(shelf,))
+    cache, names = one.attachment, hashes(4)
+    one.fill(names, WHERE[:4])
+    stored = cache.put(names, {NAME: WHERE[:4]}, keep_s=600, expire_s=60)
+    assert answered(stored) == [UNSUPPORTED] * 4
+    assert cache.retain(names, 60).tolist() == [UNSUPPORTED] * 4
+    assert cache.expire(names, 60).tolist() == [UNSUPPORTED] * 4
+    assert {one.operation for one in shelf.calls} == {Operation.EXISTS, Operation.PUT}
+    (put,) = (one for one in shelf.calls if one.operation is Operation.PUT)
+    assert bool(put.keep_until) is bool(grade)
+    assert put.expire_at is None
+    assert cache.get(names, {NAME: WHERE[:4]}).pages == 4
+    later(61)
+    assert cache.get(names, {NAME: WHERE[:4]}).pages == 0
 
 
 def test_a_page_that_cannot_expire_is_not_stored(

@@ -62,7 +62,9 @@ class TestPosix(BackendContract):
 
     @pytest.fixture
     def small(self, folder: Path) -> Mapping[str, object]:
-        return {"root": folder / "small", "mode": "posix", "free_space": 0, **LITTLE}
+        small = {"root": folder / "small", "mode": "posix", "free_space": 0, **LITTLE}
+        # It promises nothing without them.
+        return {"locks": True, **small}
 
     @pytest.fixture
     def oracle(self, config: Mapping[str, object]) -> Oracle:

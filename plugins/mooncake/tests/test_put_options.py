@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvdock import Operation, Outcome
 from kvdock.errors import PluginError
 from kvdock_mooncake.library import Library, Wheel
 from kvdock_mooncake.preconditions import REQUIRED, check_library
-from kvdock_mooncake.put_options import PutOptions, groups_of
+from kvdock_mooncake.put_options import MOST_PIN_S, PutOptions, groups_of
 from kvdock_mooncake.settings import MooncakeSettings, Pin
 
 STORE = SimpleNamespace(get_hostname=lambda: "here:1")
@@ -67,6 +68,51 @@ def test_a_soft_pin_lasts_as_long_as_was_asked_for() -> None:
     assert fields(old, pin=Pin.SOFT)["with_soft_pin"]
     with pytest.raises(PluginError, match="no lifetimes of soft pins"):
         fields(old, pin=Pin.SOFT, soft_pin_ttl_s="90 s")
+
+
+def test_a_promise_asked_for_is_a_soft_pin_of_that_time() -> None:
+    def pin(library: Library, seconds: float, **given: Any) -> Any:
+        settings = MooncakeSettings(master="h:1", **given)
+        options = PutOptions.of(library, settings, STORE)
+        return vars(options.config(("ns/aa.kv",), int(time.time() + seconds)))
+
+    pinned = pin(release(*NEW), 600)
+    assert pinned["soft_pin_action"] == "ENABLE"
+    assert 590_000 < pinned["soft_pin_ttl_ms"] <= 600_000
+    assert pin(release(*NEW), 1e6)["soft_pin_ttl_ms"] == MOST_PIN_S * 1000
+    assert pin(release(*NEW), -60)["soft_pin_ttl_ms"] == 1, "0 is for ever, or usual"
+    assert "soft_pin_action" not in pin(release(*NEW), 600, pin=Pin.HARD)
+    assert "soft_pin_action" not in pin(release("group_ids"), 600), "no lifetimes"
+
+
+@pytest.mark.mooncake
+@pytest.mark.parametrize("most_ms", [86_400_000, 5_000], ids=["usual", "too-short"])
+def test_pages_that_were_to_be_kept_are_evicted_last(
+    attached: Any, serve: Any, settings: Any, most_ms: int
+) -> None:
+    """The master of a shorter -max_kv_soft_pin_ttl rejects the pin, not the page."""
+    master = serve(
+        "-default_kv_lease_ttl=100",
+        "-default_kv_soft_pin_ttl=4000",
+        f"-max_kv_soft_pin_ttl={most_ms}",
+    )
+    own = attrs.evolve(settings, master=master.address, segment_bytes=32 << 20)
+    rig = attached(own, rows=4, row_bytes=1 << 20)
+    try:
+        rig.fill(22)
+        kept, plain = (
+            [f"{number}-{which}" for number in range(4)] for which in ("kept", "plain")
+        )
+        until_s = int(time.time()) + 600
+        batch = attrs.evolve(rig.batch(Operation.PUT, kept), keep_until=until_s)
+        assert rig.handle.run(batch).ok.all()
+        assert rig.put(plain) == [Outcome.OK] * 4
+        for number in range(0, 96, 4):
+            rig.put([f"{number + i}-flood" for i in range(4)])
+        assert rig.exists(plain).count(Outcome.OK) == 0
+        assert (rig.exists(kept).count(Outcome.OK) == 4) is (most_ms > 600_000)
+    finally:
+        rig.release()
 
 
 @pytest.mark.slow

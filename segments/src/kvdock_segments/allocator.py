@@ -268,13 +268,9 @@ class SegmentAllocator:
         return (
             segment.folder == folder.fd
             and not segment.owned
-            and self._fits(folder, segment)
+            and fits(self.engine, segment.slot_bytes, folder.object_bytes)
             and (not segment.retry_s or segment.retry_s <= time.monotonic())
         )
-
-    def _fits(self, folder: SegmentDirectory, segment: Segment) -> bool:
-        """Return whether the engine can write this segment's slots."""
-        return fits(self.engine, segment.slot_bytes, folder.object_bytes)
 
     def _live(self, segment: Segment) -> int:
         return int(self.index.live_in[segment.rows.number])

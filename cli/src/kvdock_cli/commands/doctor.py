@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -157,7 +158,7 @@ def diagnose(
     for extra, ask in doctors.items():
         if name in (None, extra.name):
             watch.note = extra.name
-            answers = _within(timeout_s, _asking(ask, settings))
+            answers = _within(timeout_s, partial(ask, settings))
             sections.append(Section(extra, rows_of(answers)))
     return Diagnosis(
         sections=sections,
@@ -315,10 +316,6 @@ def _doctors(
         except BrokenPlugin as broken:
             problems.append(broken.problem)
     return doctors, tuple(problems)
-
-
-def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a function of any distribution
-    return lambda: ask(settings)
 
 
 def _backend(

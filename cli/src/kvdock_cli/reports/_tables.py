@@ -234,15 +234,13 @@ def _lines(
             zip(row, cells, widths, strict=True)
         ):
             text = words[at] if at < len(words) else ""
-            if text and right and right[column]:
-                spaces += width - len(text)
-                found += " " * spaces + style.paint(text, cell.tone)
-                spaces = _GAP
-                continue
+            before, after = 0, width - len(text)
+            if right and right[column]:
+                before, after = after, 0
             if text:
-                found += " " * spaces + style.paint(text, cell.tone)
-                spaces = 0
-            spaces += width - len(text) + _GAP
+                found += " " * (spaces + before) + style.paint(text, cell.tone)
+                spaces = before = 0
+            spaces += before + after + _GAP
         lines.append(found.rstrip())
     return lines
 

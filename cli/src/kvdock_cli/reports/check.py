@@ -95,17 +95,17 @@ def _counts(report: CheckReport) -> collections.Counter[str]:
 def _table(report: CheckReport, style: Style) -> list[str]:
     rows: list[Row] = []
     for title in dict.fromkeys(report.groups.values()):
-        mine = [one for one in report.record.ended if _group(report, one) == title]
+        mine = [
+            one
+            for one in report.record.ended
+            if report.groups.get(one.name, one.suite) == title
+        ]
         if mine:
             hows = collections.Counter(one.how for one in mine)
             failed = Cell(str(hows["failed"]), Tone.BAD if hows["failed"] else None)
             rows.append((title, str(hows["passed"]), failed, str(hows["skipped"])))
     headings = ("GROUP", "PASSED", "FAILED", "NOT TRIED")
     return table(headings, rows, style, fold=["GROUP"])
-
-
-def _group(report: CheckReport, one: FinishedRun) -> str:
-    return report.groups.get(one.name, one.suite)
 
 
 def _grouped(failed: tuple[FinishedRun, ...]) -> list[str]:

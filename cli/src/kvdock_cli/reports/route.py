@@ -51,7 +51,11 @@ def as_text(plan: Plan, style: Style = PLAIN, *, every: bool = True) -> str:
             left += len(others)
             continue
         rows += [
-            ("", "", "", "", Cell(option.backend, Tone.FAINT), _unchosen(option))
+            (
+                *("", "", "", ""),
+                Cell(option.backend, Tone.FAINT),
+                Cell(option.not_chosen, Tone.FAINT),
+            )
             for option in others
         ]
     headings = ("POOL", "KIND", "NEED", "PAGE", "BACKEND", "WHY")
@@ -65,10 +69,6 @@ def _need(route: Route) -> str:
     if route.pool.anchor:
         return "anchor"
     return "required" if route.pool.required else "optional"
-
-
-def _unchosen(option: RouteOption) -> Cell:
-    return Cell(option.not_chosen, Tone.FAINT)
 
 
 def as_data(plan: Plan) -> dict[str, object]:
@@ -109,6 +109,7 @@ def _placement(option: RouteOption) -> dict[str, object]:
         "path": option.mode.value,
         "object_unit": option.unit.value,
         "check": option.check.value,
+        "retention": option.retention.value,
         **({"tier": plain(option.tier)} if option.tier else {}),
     }
 

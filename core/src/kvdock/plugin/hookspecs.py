@@ -100,7 +100,7 @@ class AttachConfig:
             place to store their pages then does without one; see `StorelessPool`.
         max_age_s: Pages that were stored longer ago are not served; 0 for any age.
         erase_within_s: How soon after its time the bytes of an expired page go. Both
-            are for backends that declare `retention`.
+            are for backends whose `retention` is native.
     """
 
     settings: Any = None

@@ -130,6 +130,8 @@ class Capability(StrEnum):
     """Make room when full."""
     FORK_SAFE = "fork_safe"
     """Be used in forked children."""
+    RETENTION = "retention"
+    """Keep promises; EMULATED where pages expire and these settings promise none."""
     GATED_GET = "gated_get"
     """Leave memory alone once a GET was abandoned."""
     GATED_PUT = "gated_put"
@@ -286,7 +288,8 @@ class Manifest:
         removed: Knows which of its objects are no longer there.
         capacity: Knows how full it is.
         retention: Keeps promises and lets objects expire: `Operation.RETAIN`, and the
-            times of a PUT. Where it is emulated, objects expire and none is promised.
+            times of a PUT. Where it is emulated, trailers of the core let objects
+            expire, `Batch.keep_until` of a PUT is a wish, and nothing is promised.
         durability: What stored bytes survive the end of.
         sharing: Who finds what was stored.
         clear_reach: How far a clear goes.
@@ -394,5 +397,6 @@ class Manifest:
             Capability.INTEGRITY: self.integrity,
             Capability.EVICTION: self.eviction,
             Capability.FORK_SAFE: self.fork_safe,
+            Capability.RETENTION: self.retention,
         }
         return graded[capability]

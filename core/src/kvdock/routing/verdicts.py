@@ -130,6 +130,7 @@ class RouteOption:
         note: Why the path is not a better one, or "".
         allocate: Whether the pool should be allocated by the backend.
         check: Who would verify its pages.
+        retention: Whether its pages are promised and expire, only expire, or neither.
         check_note: Why the core adds a trailer although the backend declares
             that it verifies pages, or "".
         wrapped_by: The wrappers around its stores, the innermost first.
@@ -143,6 +144,7 @@ class RouteOption:
     note: str = ""
     allocate: bool = False
     check: IntegrityCheck = IntegrityCheck.BACKEND
+    retention: Support = Support.NO
     check_note: str = ""
     wrapped_by: tuple[str, ...] = ()
     tier: Tier | None = None
@@ -171,6 +173,8 @@ class RouteOption:
         check = [] if self.check is IntegrityCheck.BACKEND else [str(self.check)]
         if self.check_note:
             check = [f"{self.check}, as it {self.check_note}"]
+        if self.check is IntegrityCheck.NONE and not self.retention:
+            check.append("pages that are to expire are not stored")
         around = ", ".join(self.wrapped_by)
         wrapped = [f"wrapped by {around}"] if around else []
         return "; ".join([f"{path}, {per}", *emulated, *check, *wrapped])
@@ -268,6 +272,11 @@ def evaluate_backend(
     verdicts += [(limit, case.verdict(limit, sized)) for limit in LIMITS]
     if case.check is IntegrityCheck.TRAILER:
         verdicts.append((Capability.OBJECT_SIZE, _with_trailer(sized, shard, manifest)))
+    retention = Support.NO
+    if manifest.retention is Support.NATIVE:
+        retention = case.verdict(Capability.RETENTION).support
+    elif case.check is IntegrityCheck.TRAILER:
+        retention = Support.EMULATED
     native = manifest.integrity is Support.NATIVE
     lacking = native and case.unproven and case.check is IntegrityCheck.TRAILER
     return RouteOption(
@@ -278,6 +287,7 @@ def evaluate_backend(
         note,
         allocate,
         case.check,
+        retention,
         check_note=_UNPROVEN if lacking else "",
     )
 

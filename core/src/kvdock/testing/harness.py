@@ -30,7 +30,7 @@ from kvdock.testing.scale import Scale
 from kvdock.testing.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.geometry.region import Region
@@ -49,6 +49,16 @@ SOON_S = 1.0
 
 HANG_S = 10.0
 """How long after its deadline a call counts as one that never returns."""
+
+
+def becomes(holds: Callable[[], Any], patience_s: float) -> bool:
+    """Wait for something to hold; return whether it does in time."""
+    until_s = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @attrs.define(eq=False)
@@ -89,9 +99,11 @@ class Setup:
         ] or [self.call_once(batch)]
         if len(parts) == 1:
             return parts[0]
+        kept = [part.kept for part in parts if part.kept is not None]
         return BatchResult(
             np.concatenate([part.outcomes for part in parts]),
             np.concatenate([part.nbytes for part in parts]),
+            kept=np.concatenate(kept) if kept else None,
         )
 
     def call_once(self, batch: Batch) -> BatchResult:
@@ -232,12 +244,8 @@ class Setup:
 
     def exists_soon(self, hashes: Sequence[str]) -> BoolArray:
         """Ask until every page is there, for a moment at most."""
-        deadline = self.until(SOON_S)
-        found = self.exists(hashes)
-        while not found.all() and time.monotonic() < deadline:
-            time.sleep(0.005)
-            found = self.exists(hashes)
-        return found
+        becomes(lambda: self.exists(hashes).all(), self.scale.seconds(SOON_S))
+        return self.exists(hashes)
 
     def exists(self, hashes: Sequence[str]) -> BoolArray:
         """Return which pages are there whole, bool (pages,)."""

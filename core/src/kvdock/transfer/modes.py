@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
+from kvdock.plugin.manifest import Support
 from kvdock.resilience.executor import TaskAbandoned
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class BatchTransfer:
             background task will not come back to; None if the task goes on after
             this batch, with another placement.
         times: How long the pages are kept and served; None where nothing is asked.
-        timed: Whether the backend takes these times itself.
+        retention: What the backend declares: whether it takes these times itself.
     """
 
     operation: Operation
@@ -69,7 +70,12 @@ class BatchTransfer:
         repr=False
     )
     times: CallTimes | None = attrs.field(default=None, repr=False)
-    timed: bool = False
+    retention: Support = Support.NO
+
+    @property
+    def timed(self) -> bool:
+        """Whether the backend takes the times itself."""
+        return self.retention is Support.NATIVE
 
     @property
     def trailer_expiry(self) -> int:
@@ -98,7 +104,7 @@ class BatchTransfer:
         expire_at = result.expire_at
         if trailers is not None and pages is not None and expire_at is None:
             expire_at = trailers.expiries(pages)
-        self.times.note(result.kept, expire_at)
+        self.times.note(result.kept if self.timed else None, expire_at)
 
     def settling(self, release: Callable[[], None]) -> Callable[[], None] | None:
         """Return what ends an abandoned batch of a background task, if it may end.
@@ -130,7 +136,7 @@ class BatchTransfer:
     ) -> Batch:
         """Return the batch that moves these pages from or to memory."""
         batch = (self.operation, self.keys, addresses, sizes, self.deadline_s)
-        asked = self.times.asked if self.times is not None and self.timed else None
+        asked = self.times.asked if self.times is not None and self.retention else None
         if not asked:
             return Batch(*batch, self.pool, gate)
         ends = np.full(len(self.keys), asked.expire_at, np.int64)
@@ -139,7 +145,7 @@ class BatchTransfer:
             self.pool,
             gate,
             keep_until=asked.keep_until,
-            expire_at=ends if asked.expire_at else None,
+            expire_at=ends if asked.expire_at and self.timed else None,
         )
 
     def all(self, outcome: Outcome) -> OutcomeArray:

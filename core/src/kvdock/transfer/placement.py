@@ -97,7 +97,7 @@ class Placement:
 
     @retains.default
     def _of_manifest(self) -> bool:
-        return bool(self.channel.backend.manifest.retention)
+        return self.channel.backend.manifest.retention is Support.NATIVE
 
     @slice_name.default
     def _of_region(self) -> str:
@@ -226,7 +226,7 @@ class Placement:
             transfer = BatchTransfer(
                 operation, self.pool.name, self.keys(hashes), pages, deadline_s,
                 lease, on_late, record if self.alone else None,
-                times, self.retains,
+                times, self.channel.backend.manifest.retention,
             )  # fmt: skip
         except BaseException:  # an interrupt: no later step ends the lease
             lease.end()
@@ -253,11 +253,9 @@ class Placement:
         return self.move(operation, hashes, rows, deadline_s, lease, _nothing, times)
 
     @property
-    def life(self) -> tuple[bool, int]:
+    def life(self) -> int:
         """How long what is stored there lives, by what the backend declares."""
-        declared = self.channel.backend.manifest
-        native = declared.retention is Support.NATIVE
-        return native, list(Scope).index(declared.durability)
+        return list(Scope).index(self.channel.backend.manifest.durability)
 
     @property
     def expires(self) -> bool:

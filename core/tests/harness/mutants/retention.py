@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.plugin.manifest import Support
 from mutants.mutant import MemoryMutant
 
 if TYPE_CHECKING:
@@ -87,3 +88,43 @@ class ClockSetBack(MemoryMutant):
     def clock(self) -> float:
         """Read the clock."""
         return time.time()
+
+
+class ExpiredStaysStored(MemoryMutant):
+    """Deletes a key from its index and keeps the object that a put then finds."""
+
+    image_of = "a put that succeeds without a write, because the old object is there"
+    caught_by = "test_pages_that_expire_by_trailers_make_room_for_new_ones"
+    retention = Support.EMULATED
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleted: set[str] = set()
+
+    def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Remember deletions, and forget them at a put."""
+        key = batch.keys[row]
+        if batch.operation is Operation.DELETE:
+            self.deleted.add(key)
+            return Outcome.OK
+        if batch.operation is Operation.PUT and key in self.deleted:
+            self.deleted.discard(key)
+            return Outcome.OK
+        if key in self.deleted:
+            return Outcome.ABSENT
+        return super().step(handle, batch, row)
+
+
+class WishCalledPromise(MemoryMutant):
+    """Takes a wish for a promise, and evicts as it likes."""
+
+    image_of = "a soft pin that is reported as a pin"
+    caught_by = "test_a_wish_to_be_kept_is_stored_and_is_no_promise"
+    retention = Support.EMULATED
+
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        """Say yes to every wish."""
+        result = super().run(handle, batch)
+        if not batch.keep_until or batch.operation is not Operation.PUT:
+            return result
+        return attrs.evolve(result, kept=np.ones(len(batch), np.bool_))

@@ -221,8 +221,7 @@ def learn_step(
 ) -> Any:  # noqa: ANN401 - passed on
     """Learn what computing takes from each step."""
     answer = original(scheduler, batch, *args, **options)
-    controller = getattr(scheduler.tree_cache, "cache_controller", None)
-    storage = kvdock_storage(getattr(controller, "storage_backend", None))
+    storage = kvdock_storage(_backend_of(scheduler.tree_cache))
     if storage is not None:
         storage.learn_step(batch)
     return answer

@@ -28,7 +28,8 @@ def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine'
     """
     if not described.spec.physical:
         return
-    for page in sorted({0, _last_page(pool)}):
+    last = int(pool.size) // int(pool.page_size) - 1
+    for page in sorted({0, last}):
         addresses, sizes = described.region.addresses([page])
         mine = _joined(
             zip(
@@ -46,10 +47,6 @@ def check(described: HostPool, pool: Any) -> None:  # noqa: ANN401 - the engine'
                 fix="This SGLang lays the pool out in another way than "
                 f"{' or '.join(TESTED)}, which kvdock-sglang was tested with.",
             )
-
-
-def _last_page(pool: Any) -> int:  # noqa: ANN401 - the engine's object
-    return int(pool.size) // int(pool.page_size) - 1
 
 
 def _reported(described: HostPool, pool: Any, page: int) -> Iterable[Span]:  # noqa: ANN401 - the engine's object

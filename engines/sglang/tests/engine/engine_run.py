@@ -83,6 +83,27 @@ def _answers(
     return found
 
 
+def _embeddings(engine: Any, prompts: list[list[int]]) -> list[Any]:
+    """Answer with vectors in place of tokens."""
+    # Engine.encode takes text alone.
+    request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
+    found = []
+    for prompt in prompts:
+        answers = engine.tokenizer_manager.generate_request(
+            request(input_ids=prompt), None
+        )
+        out = engine.loop.run_until_complete(anext(answers))
+        found.append(
+            {
+                "prompt": prompt,
+                # The last bits differ with the part that is computed.
+                "tokens": [round(part, 3) for part in out["embedding"]],
+                "cached": 0,
+            }
+        )
+    return found
+
+
 def _forget(engine: Any, timeout_s: float = 20.0) -> None:
     """Empty the engine's memory; it declines while it is still writing."""
     deadline = time.monotonic() + timeout_s
@@ -133,7 +154,10 @@ def main() -> None:
                 DEEDS[what](*given)
             more = one.get("generate", {})
             asked = _prompts(one, rounds)
-            rounds.append(_answers(engine, asked, task["new_tokens"], **more))
+            if task["engine"].get("is_embedding"):
+                rounds.append(_embeddings(engine, asked))
+            else:
+                rounds.append(_answers(engine, asked, task["new_tokens"], **more))
             if kvdock_trace.FOLDER in os.environ:
                 kvdock_trace.settle(Path(os.environ[kvdock_trace.FOLDER]))
     finally:

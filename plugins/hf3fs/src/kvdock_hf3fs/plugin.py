@@ -45,7 +45,7 @@ def kvdock_manifest() -> Manifest:
         touch=Support.NATIVE,
         removed=Support.NATIVE,
         capacity=Support.NATIVE,
-        retention=Support.EMULATED,
+        retention=Support.NATIVE,
         durability=Scope.CLUSTER,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,
@@ -69,11 +69,13 @@ def kvdock_check_capability(
     shard: Shard,
     settings: Hf3fsSettings | None,
 ) -> Verdict | None:
-    """Store nothing without the library; take any memory in mode posix."""
+    """Store nothing without the library, promise nothing without locks."""
     del pool, shard
     posix = settings is not None and settings.mode is Mode.POSIX
     if capability is Capability.HOST_ALLOCATOR and posix:
         return Verdict(Support.NATIVE, "in mode posix any memory will do")
+    if capability is Capability.RETENTION and not (settings and settings.locks):
+        return Verdict(Support.EMULATED, "without locks nothing is promised")
     if capability is Capability.STORE and settings and not posix:
         from kvdock_hf3fs.store import installed  # noqa: PLC0415 - as above
 

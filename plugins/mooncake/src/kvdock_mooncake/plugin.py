@@ -54,7 +54,8 @@ def kvdock_manifest() -> Manifest:
         integrity=Support.NO,
         eviction=Support.NATIVE,
         capacity=Support.NATIVE,
-        retention=Support.NO,
+        # Soft pins of a PUT; those of stored objects cannot be changed.
+        retention=Support.EMULATED,
         durability=Scope.PROCESS,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,

@@ -159,7 +159,7 @@ class PoolHandle:
                 return BatchResult.of(batch, self._clear(store, batch))
             case Operation.SEND:
                 return self.peers.send(batch)
-            case Operation.RETAIN:  # the manifest declares no retention
+            case Operation.RETAIN:  # the manifest declares no native retention
                 return BatchResult.all(batch, Outcome.REFUSED)
 
     # --- Look up -------------------------------------------------------------
@@ -208,14 +208,14 @@ class PoolHandle:
             [row for row, key in enumerate(batch.keys) if key in unfit] if unfit else []
         )
         if not healing:
-            numbers = self._retry(store, batch, self._write, NO_ROOM)
+            numbers = self._retry(store, batch, self._writer(batch), NO_ROOM)
         else:
             numbers = np.empty(len(batch), np.int64)
             rows = np.array(healing, np.int64)
             rest = np.setdiff1d(np.arange(len(batch)), rows)
             # First what needs not wait for the leases of wrong objects.
             others = rows_of(batch, rest)
-            numbers[rest] = self._retry(store, others, self._write, NO_ROOM)
+            numbers[rest] = self._retry(store, others, self._writer(batch), NO_ROOM)
             numbers[rows] = self._overwrite(store, rows_of(batch, rows))
         if not np.count_nonzero(numbers):
             self.client.health.record_success(Operation.PUT)
@@ -259,7 +259,7 @@ class PoolHandle:
             batch.keys[row] for row in gone.tolist()
         )
         again = rows_of(batch, gone)
-        numbers[gone] = self._retry(store, again, self._write, NO_ROOM)
+        numbers[gone] = self._retry(store, again, self._writer(batch), NO_ROOM)
         return numbers
 
     def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
@@ -334,12 +334,21 @@ class PoolHandle:
             rows = np.flatnonzero(wrong).tolist()
             self.client.corrupt_keys.update(batch.keys[row] for row in rows)
 
-    def _write(self, store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
-        several = type(memory[0][0]) is list
-        put = store.batch_put_from_multi_buffers if several else store.batch_put_from
-        config = self.client.put_options.config(keys)
-        answer: list[int] = put(keys, *memory, config)
-        return answer
+    def _writer(self, batch: Batch) -> Move:
+        """Return what stores keys of a batch, pinned for as long as it asks for."""
+
+        def write(store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
+            several = type(memory[0][0]) is list
+            name = "batch_put_from_multi_buffers" if several else "batch_put_from"
+            put, config = getattr(store, name), self.client.put_options.config
+            answer: list[int] = put(keys, *memory, config(keys, batch.keep_until))
+            if batch.keep_until and BAD_ARGUMENTS in answer:
+                # Longer than this master pins: stored all the same. What is there
+                # already keeps its pin.
+                answer = put(keys, *memory, config(keys))
+            return answer
+
+        return write
 
     def _read(self, store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
         several = type(memory[0][0]) is list

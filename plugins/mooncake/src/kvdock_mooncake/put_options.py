@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 _NAMESPACE_END = 16
 _PAGE_START = 24
+
+MOST_PIN_S = 24 * 3600
+"""The longest soft pin that a master takes, unless it was started with another."""
 
 
 @attrs.frozen(eq=False)
@@ -61,7 +65,7 @@ class PutOptions:
             fields["preferred_segments"] = segments
         return cls(library, MappingProxyType(fields))
 
-    def config(self, keys: Sequence[str] = ()) -> Any:  # noqa: ANN401 - the library's own class
+    def config(self, keys: Sequence[str] = (), keep_until: int = 0) -> Any:  # noqa: ANN401 - the library's own class
         """Return the record for a put.
 
         The objects of a page are one group, over all pools: the master evicts
@@ -70,10 +74,17 @@ class PutOptions:
 
         Args:
             keys: What is to be stored; none for objects without a page.
+            keep_until: Until when it outlasts what is not pinned, seconds since 1970;
+                0 for the pin of the settings.
         """
         config = self.library.put_config_class()
         for name, value in self.fields.items():
             setattr(config, name, value)
+        hard = "with_hard_pin" in self.fields
+        if keep_until and self.library.soft_pin_ttl and not hard:
+            left_s = min(keep_until - time.time(), MOST_PIN_S)
+            config.soft_pin_action = self.library.soft_pin
+            config.soft_pin_ttl_ms = max(1, int(left_s * 1000))
         if keys and self.library.groups:
             config.group_ids = groups_of(keys)
         return config

@@ -44,7 +44,7 @@ def kvdock_manifest() -> Manifest:
         # What S3 takes in one put.
         max_object_bytes=5 << 30,
         max_key_bytes=MAX_KEY_BYTES,
-        retention=Support.NO,
+        retention=Support.EMULATED,
         fork_safe=Support.NO,
         settings=S3Settings,
     )

@@ -81,7 +81,8 @@ class RoundTrip:
         if found != self._data:
             self._unfaithful("other bytes came back than were stored")
             return
-        self._good("an object of two pieces came back byte for byte")
+        what = "an object of two pieces came back byte for byte"
+        self.findings.append(Finding(ok=True, what=what))
 
     def _unfaithful(self, how: str) -> None:
         self._bad(
@@ -166,9 +167,6 @@ class RoundTrip:
         self._bad(f"{what} fails: {failure.sentence}", _way_out(failure))
         if failure.unreachable or failure.outcome is Outcome.TIMEOUT:
             raise _HopelessError
-
-    def _good(self, what: str) -> None:
-        self.findings.append(Finding(ok=True, what=what))
 
     def _bad(self, what: str, hint: str) -> None:
         self.findings.append(Finding(ok=False, what=what, hint=hint))

@@ -16,7 +16,7 @@ from kvdock.plugin.manifest import Scope
 from kvdock.plugin.wrapper import wrapped_plugin
 from kvdock.pools.enums import HitPolicy
 from kvdock.testing.cases import Case, contract_test, one_sample
-from kvdock.testing.harness import PATIENCE_S, Harness
+from kvdock.testing.harness import PATIENCE_S, Harness, becomes
 from kvdock.testing.loading import load_backend
 from kvdock.testing.trial_engine import PAGES, SETTLE_S, TrialEngine, trial_engine
 from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from kvdock.plugin.manifest import Manifest
-    from kvdock.pools.spec import PoolSpec
     from kvdock.testing.samples import Sample
-    from kvdock.transfer.attachment import Attachment
 
 DEADLINE_S = 0.5
 LATE_S = 5.0
@@ -43,14 +41,42 @@ SPOILING = frozenset({Fault.SHORT, Fault.CORRUPT, Fault.SWAP, Fault.LIE})
 """Faults that alter loaded bytes; the core then drops the page it came from."""
 
 
+def one_anchor(manifest: Manifest) -> Case:
+    """Return a pool that can be an anchor, or the reason why there is none."""
+    (plain,) = one_sample(manifest)
+    if not plain.skip and plain.value.hit_policy is not HitPolicy.ALL_PAGES:
+        return attrs.evolve(plain, skip="none of its pools can be an anchor")
+    return plain
+
+
 def every_fault(manifest: Manifest) -> Iterable[Case]:
     """Run for each fault, with a pool that can be an anchor."""
-    (plain,) = one_sample(manifest)
-    skip = plain.skip
-    if not skip and plain.value.hit_policy is not HitPolicy.ALL_PAGES:
-        skip = "none of its pools can be an anchor"
+    plain = one_anchor(manifest)
     for fault in Fault:
-        yield Case(str(fault), (fault, plain.value), skip)
+        yield Case(str(fault), (fault, plain.value), plain.skip)
+
+
+@contextmanager
+def engine_of(
+    harness: Harness, dock: Dock, sample: Sample, deadline_s: float = PATIENCE_S
+) -> Iterator[TrialEngine]:
+    """Attach the backend of a harness to an engine of one pool, with trailers."""
+    core = CoreSettings(
+        integrity=Integrity.ALWAYS,
+        deadlines=Deadlines(
+            exists=deadline_s, get=deadline_s, put=deadline_s, clear=deadline_s
+        ),
+    )
+    pool = attrs.evolve(sample.pool(), anchor=True)
+    settings = dict.fromkeys(dock.backends, harness.settings)
+    with trial_engine(dock, pool, settings, core, salt=harness.salt) as trial:
+        config = AttachConfig(
+            settings=harness.backend.settings(harness.settings),
+            namespace=trial.cache.namespace,
+            namespace_record=trial.cache.namespace_record,
+        )
+        harness.remember(pool, config)
+        yield trial
 
 
 @attrs.frozen(eq=False)
@@ -72,24 +98,6 @@ class _Drill:
         return cls(harness, dock, injector)
 
     @contextmanager
-    def engine(
-        self, sample: Sample, deadline_s: float = PATIENCE_S
-    ) -> Iterator[TrialEngine]:
-        """Attach the backend to an engine of one pool."""
-        core = CoreSettings(
-            integrity=Integrity.ALWAYS,
-            deadlines=Deadlines(
-                exists=deadline_s, get=deadline_s, put=deadline_s, clear=deadline_s
-            ),
-        )
-        pool = attrs.evolve(sample.pool(), anchor=True)
-        settings = dict.fromkeys(self.dock.backends, self.harness.settings)
-        salt = self.harness.salt
-        with trial_engine(self.dock, pool, settings, core, salt=salt) as trial:
-            self._remember(pool, trial.cache)
-            yield trial
-
-    @contextmanager
     def failing(self, sample: Sample, fault: Fault) -> Iterator[TrialEngine]:
         """Attach an engine whose every call is hit by the fault, this once.
 
@@ -97,20 +105,12 @@ class _Drill:
         expected to fail have little time.
         """
         deadline_s = DEADLINE_S if fault in UNANSWERED else PATIENCE_S
-        with self.engine(sample, deadline_s) as trial:
+        with engine_of(self.harness, self.dock, sample, deadline_s) as trial:
             self.faults.inject(rate=1.0)
             try:
                 yield trial
             finally:
                 self.faults.release()
-
-    def _remember(self, pool: PoolSpec, cache: Attachment) -> None:
-        config = AttachConfig(
-            settings=self.harness.backend.settings(self.harness.settings),
-            namespace=cache.namespace,
-            namespace_record=cache.namespace_record,
-        )
-        self.harness.remember(pool, config)
 
 
 class FaultTests:
@@ -122,7 +122,7 @@ class FaultTests:
     ) -> None:
         fault, sample = case
         drill = _Drill.of(harness, fault)
-        with drill.engine(sample) as trial:
+        with engine_of(harness, drill.dock, sample) as trial:
             stored, found, loaded = _in_time(trial)
             assert stored == len(PAGES), "not stored, although nothing failed"
             assert found == len(PAGES), "stored and not found, although nothing failed"
@@ -148,7 +148,7 @@ class FaultTests:
     ) -> None:
         fault, sample = case
         drill = _Drill.of(harness, fault)
-        with drill.engine(sample) as trial:
+        with engine_of(harness, drill.dock, sample) as trial:
             stored = trial.cache.put(PAGES, trial.fill())
             assert stored.pages == len(PAGES), "not stored, although nothing failed"
         with drill.failing(sample, fault) as trial:
@@ -157,18 +157,15 @@ class FaultTests:
             if fault not in SPOILING:
                 trial.cache.put(PAGES, places)
                 trial.cache.get(PAGES, places)
-        with drill.engine(sample) as trial:
+        with engine_of(harness, drill.dock, sample) as trial:
             found = _found_soon(trial)
-            if _keeps(harness.backend.manifest):
+            declared = harness.backend.manifest
+            # Where pages outlive who stored them.
+            if max(declared.durability, declared.sharing) >= Scope.PROCESS:
                 assert found == len(PAGES), (
                     f"{found} of {len(PAGES)} stored pages are found after the fault"
                 )
             assert trial.load(found).pages == found
-
-
-def _keeps(manifest: Manifest) -> bool:
-    """Return whether pages are declared to outlive who stored them."""
-    return max(manifest.durability, manifest.sharing) >= Scope.PROCESS
 
 
 def _in_time(trial: TrialEngine) -> tuple[int, int, int]:
@@ -192,9 +189,5 @@ def _in_time(trial: TrialEngine) -> tuple[int, int, int]:
 
 def _found_soon(trial: TrialEngine) -> int:
     """Ask until every page is found, for a moment at most."""
-    deadline = time.monotonic() + SOON_S
-    found = trial.cache.exists(PAGES).best
-    while found < len(PAGES) and time.monotonic() < deadline:
-        time.sleep(0.005)
-        found = trial.cache.exists(PAGES).best
-    return found
+    becomes(lambda: trial.cache.exists(PAGES).best == len(PAGES), SOON_S)
+    return trial.cache.exists(PAGES).best

@@ -18,6 +18,7 @@ import numpy as np
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.manifest import Manifest, Scope, Support
 from kvdock.testing.cases import Case, contract_test, graded, one_sample
+from kvdock.testing.harness import becomes
 from kvdock.testing.open_files import open_files
 from kvdock.testing.samples import Sample, page_hashes
 
@@ -45,14 +46,6 @@ def used_once(harness: Harness, sample: Sample) -> None:
 def threads() -> int:
     """Return the number of threads, those of C libraries included."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
-
-
-def settle(holds: Callable[[], bool]) -> bool:
-    """Wait a little for something to hold."""
-    deadline = time.monotonic() + SETTLE_S
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holds()
 
 
 def registration(manifest: Manifest) -> Iterable[Case]:
@@ -121,7 +114,7 @@ class LifecycleTests:
         rig.get(page_hashes(3, "absent"))
         rig.get(PAGES, deadline_s=time.monotonic())
         rig.release()
-        assert settle(lambda: all(hold.released for hold in rig.holds)), (
+        assert becomes(lambda: all(hold.released for hold in rig.holds), SETTLE_S), (
             "it still holds an engine's pages after their pool was released"
         )
 
@@ -136,10 +129,10 @@ class LifecycleTests:
         for _ in range(3):
             used_once(harness, case)
         gc.collect()
-        assert settle(lambda: threads() <= count), (
+        assert becomes(lambda: threads() <= count, SETTLE_S), (
             f"threads left: {[t.name for t in threading.enumerate()]}"
         )
-        assert settle(lambda: len(open_files()) <= len(files)), (
+        assert becomes(lambda: len(open_files()) <= len(files), SETTLE_S), (
             f"left open: {sorted(open_files() - files)}"
         )
 

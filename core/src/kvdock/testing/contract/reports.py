@@ -12,7 +12,7 @@ from kvdock.testing.cases import claimed, contract_test
 from kvdock.testing.samples import page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvdock.testing.harness import Harness, Setup
 
@@ -39,6 +39,19 @@ def removed_soon(setup: Setup, wanted: int) -> list[str]:
     return found
 
 
+def flood(
+    setup: Setup, sentinel: Sequence[str], beside: Callable[[], object] = list
+) -> None:
+    """Store other pages until those of the sentinel are evicted."""
+    for turn in range(MOST_ROUNDS):
+        setup.put(page_hashes(ROUND, turn))
+        beside()
+        # Ever more rarely: a look may count as a use.
+        if not turn & (turn + 1) and not setup.exists(sentinel).any():
+            return
+    pytest.fail("a small store has not evicted pages that nothing keeps")
+
+
 def delete(setup: Setup, pages: Sequence[str]) -> None:
     """Delete pages, or skip: a backend may refuse to."""
     if Outcome.REFUSED in setup.delete(pages):
@@ -58,14 +71,8 @@ class ReportTests:
         setup = tight.rig(pool, pages=ROUND)
         setup.stored(used)
         setup.stored(other)
-        for turn in range(MOST_ROUNDS):
-            setup.put(page_hashes(ROUND, turn))
-            setup.backend.touch(setup.handle, setup.keys(used))
-            # Ever more rarely: a look may count as a use.
-            if not turn & (turn + 1) and not setup.exists(other).any():
-                break
-        else:
-            pytest.fail("a small store has not evicted pages that are not used")
+        keys = setup.keys(used)
+        flood(setup, other, lambda: setup.backend.touch(setup.handle, keys))
         stayed = int(setup.exists(used).sum())
         # Where an order of use is kept by samples, a few may go.
         assert stayed > ROUND // 2, (

@@ -11,18 +11,25 @@ import numpy as np
 import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
+from kvdock.dock import Dock
 from kvdock.plugin.manifest import Support
 from kvdock.testing.cases import claimed, contract_test
-from kvdock.testing.contract.reports import MOST_ROUNDS, PAGE_BYTES, ROUND
+from kvdock.testing.contract.faulty import engine_of, one_anchor
+from kvdock.testing.contract.reports import MOST_ROUNDS, PAGE_BYTES, ROUND, flood
+from kvdock.testing.harness import PATIENCE_S, becomes
 from kvdock.testing.samples import page_hashes
+from kvdock.testing.trial_engine import PAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvdock.arrays import BoolArray, OutcomeArray
+    from kvdock.plugin.manifest import Manifest
+    from kvdock.testing.cases import Case, Chooser
     from kvdock.testing.harness import Harness, Setup
 
 LONG_S = 3600
+YEAR_S = 366 * 24 * LONG_S
 SHORT_S = 2
 
 
@@ -35,23 +42,11 @@ def put_until(
     for place, page in zip(places, pages, strict=True):
         setup.memory.write(int(place), page, 0)
     batch, _rows = setup.batch(Operation.PUT, pages, places)
-    ok, kept = _run(setup, _timed(batch, keep_s, expire_s))
-    whole = ok.reshape(len(pages), -1).min(axis=1)
-    return whole, (ok & kept).reshape(len(pages), -1).min(axis=1)
-
-
-def _run(setup: Setup, batch: Batch) -> tuple[BoolArray, BoolArray]:
-    """Store in pieces that the plugin takes; return what is OK, and promised."""
-    ok, kept = np.zeros((2, len(batch)), np.bool_)
-    step = setup.backend.manifest.max_batch_keys or len(batch)
-    for start in range(0, len(batch), step):
-        part = slice(start, start + step)
-        result = setup.call_once(batch.part(start, start + step))
-        ok[part] = result.ok
-        if result.kept is not None:
-            assert result.kept.shape == result.ok.shape, "`kept` has another length"
-            kept[part] = result.kept
-    return ok, kept
+    result = setup.call(_timed(batch, keep_s, expire_s))
+    kept = np.zeros(len(batch), np.bool_) if result.kept is None else result.kept
+    assert kept.shape == result.ok.shape, "`kept` has another length"
+    whole = result.ok.reshape(len(pages), -1).min(axis=1)
+    return whole, (result.ok & kept).reshape(len(pages), -1).min(axis=1)
 
 
 def retain(
@@ -76,22 +71,23 @@ def chosen(pages: Sequence[str], which: BoolArray) -> list[str]:
     return [page for page, one in zip(pages, which.tolist(), strict=True) if one]
 
 
-def flood(setup: Setup, sentinel: Sequence[str]) -> None:
-    """Store other pages until those of the sentinel are evicted."""
-    for turn in range(MOST_ROUNDS):
-        setup.put(page_hashes(ROUND, turn))
-        # Ever more rarely: a look may count as a use.
-        if not turn & (turn + 1) and not setup.exists(sentinel).any():
-            return
-    pytest.fail("a small store has not evicted pages without a promise")
-
-
 def wait_gone(setup: Setup, pages: Sequence[str]) -> None:
     """Wait until the time of pages is over and none of them is found."""
-    deadline_s = time.monotonic() + SHORT_S + setup.scale.seconds(2.0)
-    while setup.exists(pages).any():
-        assert time.monotonic() < deadline_s, "pages are found after their time"
-        time.sleep(0.02)
+    patience_s = SHORT_S + setup.scale.seconds(2.0)
+    gone = becomes(lambda: not setup.exists(pages).any(), patience_s)
+    assert gone, "pages are found after their time"
+
+
+def of_grade(grade: Support) -> Chooser:
+    """Run where retention has this grade; skip where it has another one."""
+
+    def choose(manifest: Manifest) -> Iterable[Case]:
+        for case in claimed("retention")(manifest):
+            other = f"retention is {manifest.retention}"
+            right = case.skip or manifest.retention is grade
+            yield case if right else attrs.evolve(case, skip=other)
+
+    return choose
 
 
 class RetentionTests:
@@ -100,11 +96,12 @@ class RetentionTests:
     @pytest.fixture
     def promising(self, tight: Harness) -> Harness:
         """Return a store that is soon full and gives promises, or skip."""
-        if tight.backend.manifest.retention is not Support.NATIVE:
-            pytest.skip("retention is emulated: it promises nothing")
+        (route,) = tight.routes([tight.any_sample().pool()])
+        if route.nearest and route.nearest.retention is not Support.NATIVE:
+            pytest.skip("with these settings it promises nothing")
         return tight
 
-    @contract_test(claimed("retention"), proves="retention")
+    @contract_test(of_grade(Support.NATIVE), proves="retention")
     def test_promised_pages_stay_while_others_are_evicted(
         self, promising: Harness
     ) -> None:
@@ -131,7 +128,7 @@ class RetentionTests:
             "an accepted promise is broken after the pool was attached again"
         )
 
-    @contract_test(claimed("retention"))
+    @contract_test(of_grade(Support.NATIVE))
     def test_promises_leave_room_for_other_pages(self, promising: Harness) -> None:
         tight = promising
         kind = tight.any_sample().kind
@@ -153,7 +150,7 @@ class RetentionTests:
             "promises fill the whole store, and nothing else is stored any more"
         )
 
-    @contract_test(claimed("retention"), proves="retention")
+    @contract_test(of_grade(Support.NATIVE), proves="retention")
     def test_pages_are_not_served_after_their_time(self, harness: Harness) -> None:
         setup = harness.plain()
         at_put, later = page_hashes(4, "at put"), page_hashes(4, "later")
@@ -173,7 +170,7 @@ class RetentionTests:
         setup.stored(gone)
         setup.loaded(gone)
 
-    @contract_test(claimed("retention"))
+    @contract_test(of_grade(Support.NATIVE))
     def test_a_clock_that_is_set_back_brings_no_page_back(
         self, harness: Harness
     ) -> None:
@@ -185,6 +182,43 @@ class RetentionTests:
         with patch("time.time", lambda: now() - LONG_S):
             assert not setup.exists(pages).any(), "an expired page is found again"
             assert (setup.get(pages) == Outcome.ABSENT).all()
+
+    @contract_test(of_grade(Support.EMULATED), proves="retention")
+    def test_pages_that_expire_by_trailers_make_room_for_new_ones(
+        self, harness: Harness
+    ) -> None:
+        anchor = one_anchor(harness.backend.manifest)
+        if anchor.skip:
+            pytest.skip(anchor.skip)
+        dock = Dock({harness.backend.name: harness.backend})
+        with engine_of(harness, dock, anchor.value) as trial:
+            where = trial.fill()
+            stored = trial.cache.put(PAGES, where, expire_s=LONG_S)
+            assert stored.pages == len(PAGES), "pages that expire are not stored"
+            assert trial.load(len(PAGES)).pages == len(PAGES)
+            now = time.time
+            with patch("time.time", lambda: now() + 2 * LONG_S):
+                assert not trial.load(len(PAGES)).pages, (
+                    "a page is served after its time"
+                )
+                assert becomes(
+                    lambda: not trial.cache.exists(PAGES).best,
+                    harness.scale.seconds(PATIENCE_S),
+                ), "expired pages are not deleted"
+                assert trial.cache.put(PAGES, where).pages == len(PAGES)
+                assert trial.load(len(PAGES)).pages == len(PAGES), (
+                    "pages cannot be stored again after their time"
+                )
+
+    @contract_test(of_grade(Support.EMULATED))
+    def test_a_wish_to_be_kept_is_stored_and_is_no_promise(
+        self, harness: Harness
+    ) -> None:
+        setup, pages = harness.plain(), page_hashes(4, "wished")
+        stored, kept = put_until(setup, pages, keep_s=YEAR_S)
+        assert stored.all(), "a page is not stored for the wish to keep it"
+        assert not kept.any(), "an emulated retention promises"
+        setup.loaded(pages)
 
 
 def flood_more(setup: Setup) -> None:

@@ -61,9 +61,6 @@ class StoreMachine(RuleBasedStateMachine):
     def _attach(self) -> Setup:
         return self.harness.rig(self.sample.pool(), model=self.model, pages=8)
 
-    def _clears(self) -> bool:
-        return self.harness.backend.manifest.clear_reach is not Scope.NONE
-
     @rule(which=st.integers(0, 1), chosen=CHOICES)
     def put(self, which: int, chosen: Sequence[int]) -> None:
         """Store pages, those that are there already among them."""
@@ -92,7 +89,9 @@ class StoreMachine(RuleBasedStateMachine):
         if (outcomes != Outcome.REFUSED).all():
             self._forgotten(at, chosen)
 
-    @precondition(lambda self: self._clears())
+    @precondition(
+        lambda self: self.harness.backend.manifest.clear_reach is not Scope.NONE
+    )
     @rule(which=st.integers(0, 1))
     def clear(self, which: int) -> None:
         """Delete all pages."""

@@ -18,7 +18,7 @@ from kvdock.dock import Dock
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.instances import instance_of
 from kvdock.testing.cases import contract_test, one_sample
-from kvdock.testing.harness import PATIENCE_S
+from kvdock.testing.harness import PATIENCE_S, becomes
 from kvdock.testing.loading import load_backend
 from kvdock.testing.scale import Scale
 from kvdock.testing.trial_engine import PAGES, SETTLE_S, TrialEngine, trial_engine
@@ -84,10 +84,8 @@ class TieredTrial(TrialEngine):
 
     def has_soon(self, tier: Placement) -> int:
         """Return how many pages a tier has; it may take a moment."""
-        end_s = time.monotonic() + self.scale.seconds(SOON_S)
-        while (count := self.has(tier)) < len(PAGES) and time.monotonic() < end_s:
-            time.sleep(0.01)
-        return count
+        becomes(lambda: self.has(tier) == len(PAGES), self.scale.seconds(SOON_S))
+        return self.has(tier)
 
     def lose(self, tier: Placement, pages: Sequence[str] = PAGES) -> None:
         """Delete pages from one tier, or skip: a backend may refuse to."""
