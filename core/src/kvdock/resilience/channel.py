@@ -461,7 +461,7 @@ class BackendChannel:
             hold = _hold_of(ran.value)
             result = attrs.evolve(BatchResult.all(batch, outcome), hold=hold)
         else:
-            self._record_result(breaker, batch, result)
+            self._record_result(breaker, batch, result, decided)
         return self._answer(batch, result, late)
 
     def _settle(
@@ -525,12 +525,19 @@ class BackendChannel:
         return Outcome.ERROR
 
     def _record_result(
-        self, breaker: CircuitBreaker, batch: Batch, result: BatchResult
+        self,
+        breaker: CircuitBreaker,
+        batch: Batch,
+        result: BatchResult,
+        decided: bool,  # noqa: FBT001 - as above
     ) -> None:
         """Record an answer that came in time as a success or a failure."""
         # The usual answer, all OK, takes no further look.
         if not np.count_nonzero(result.outcomes):
             breaker.record_success()
+            return
+        if decided and np.any(result.outcomes == Outcome.TIMEOUT):
+            breaker.record_ignored()
             return
         lost = np.isin(result.outcomes, BACKEND_FAILURES)
         if lost.all() and len(lost):
