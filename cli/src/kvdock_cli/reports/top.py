@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ SCHEMA = "kvdock.top/1"
 
 _KEYS, _BYTES = "kvdock_keys_total", "kvdock_bytes_total"
 _COPIED = "kvdock_copied_pages_total"
+_LOAD_S, _LOAD_RATE = "kvdock_load_latency_seconds", "kvdock_load_bytes_per_second"
+_DECISIONS = "kvdock_load_decisions_total"
 _BREAKERS = ("closed", "half-open", "open")
 _BROKEN = ("corrupt", "short", "long")
 _LOST = ("dropped", "failed", "gone")
@@ -71,6 +74,23 @@ class TierView:
 
 
 @attrs.frozen(kw_only=True)
+class LoadView:
+    """What loads of a pool from a backend take, as the slowest rank learned it.
+
+    Args:
+        backend: Where from.
+        pool: Whose pages.
+        latency_s: Seconds of a call, whatever its size.
+        bytes_per_s: And bytes per second; None where size makes no difference.
+    """
+
+    backend: str
+    pool: str
+    latency_s: float
+    bytes_per_s: float | None
+
+
+@attrs.frozen(kw_only=True)
 class View:
     """Everything, and the seconds over which rates were taken."""
 
@@ -79,6 +99,9 @@ class View:
     pools: tuple[PoolView, ...]
     backends: tuple[BackendView, ...]
     tiers: tuple[TierView, ...] = ()
+    loads: tuple[LoadView, ...] = ()
+    compute_tokens_per_s: float | None = None
+    decisions: Mapping[str, float] = {}
 
 
 def view_of(
@@ -152,10 +175,27 @@ def view_of(
             queued_bytes=now.total("kvdock_copy_queue_bytes", target=tier),
         )
 
+    def load_of(backend: str, pool: str) -> LoadView:
+        where = {"backend": backend, "pool": pool}
+        rate = min((n for _, n in now.of(_LOAD_RATE, **where)), default=math.inf)
+        return LoadView(
+            **where,
+            latency_s=max((n for _, n in now.of(_LOAD_S, **where)), default=0.0),
+            bytes_per_s=None if math.isinf(rate) else rate,
+        )
+
+    measured = {(one["backend"], one["pool"]) for one, _ in now.of(_LOAD_RATE)}
+    paces = [pace for _, pace in now.of("kvdock_compute_tokens_per_second") if pace]
     sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
     return View(
         source=source,
         seconds=seconds,
+        loads=tuple(load_of(*one) for one in sorted(measured)),
+        compute_tokens_per_s=min(paces, default=None),
+        decisions={
+            choice: now.total(_DECISIONS, choice=choice)
+            for choice in now.values("choice", (_DECISIONS,))
+        },
         tiers=tuple(map(tier_of, dict.fromkeys((*sources, *targets)))),
         pools=tuple(map(pool_of, now.values("pool", (_KEYS, "kvdock_pool_enabled")))),
         backends=tuple(
@@ -165,7 +205,7 @@ def view_of(
 
 
 def as_text(view: View, style: Style = PLAIN) -> str:
-    """Render a view as two tables."""
+    """Render a view as tables."""
     since = f"over {view.seconds:.1f} s" if view.seconds else "since the start"
     lines = [style.paint(f"{view.source}, {since}", Tone.STRONG), ""]
     lines += table(
@@ -194,7 +234,25 @@ def as_text(view: View, style: Style = PLAIN) -> str:
     if view.tiers:
         heads = ("TIER", "LOADED", "COPIED TO IT", "NOT COPIED", "QUEUE")
         lines += ["", *table(heads, list(map(_tier_row, view.tiers)), style)]
+    if view.loads:
+        heads = ("LOADS FROM", "POOL", "A CALL TAKES", "AND THEN")
+        lines += ["", *table(heads, list(map(_load_row, view.loads)), style)]
+    if view.decisions:
+        pace = view.compute_tokens_per_s
+        learned = f"{pace:.0f} tokens/s" if pace else "not known yet"
+        made = ", ".join(f"{count:.0f} {one}" for one, count in view.decisions.items())
+        lines += ["", f"computing: {learned}", f"decisions: {made}"]
     return "\n".join(lines)
+
+
+def _load_row(one: LoadView) -> Row:
+    pace = "-" if one.bytes_per_s is None else f"{format_bytes(int(one.bytes_per_s))}/s"
+    return (
+        Cell(one.backend, Tone.STRONG),
+        one.pool,
+        f"{one.latency_s * 1e3:.1f} ms",
+        pace,
+    )
 
 
 def _tier_row(one: TierView) -> Row:
