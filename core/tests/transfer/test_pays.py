@@ -110,6 +110,20 @@ def test_a_backend_that_answers_at_the_limit_has_not_failed(
             assert ("lost" in caplog.text) is (limit is None)
 
 
+def test_a_request_does_not_wait_for_a_call_past_its_limit() -> None:
+    """The grace of other deadlines would come on top of what computing takes."""
+    engine = throttled(5.0, deadlines={"get": "20 s", "grace": "4 s"})
+    with engine.attachment as cache:
+        names, pool = stored(engine, 2), cache["kv"]
+        limit, began_s = LoadLimit(np.linspace(0.05, 0.0, 3)), time.monotonic()
+        with limited_by(limit):
+            codes = pool.get(names, np.arange(2), limit.until(began_s + 20))
+        assert time.monotonic() - began_s < 2
+        assert set(codes.tolist()) == {int(Outcome.TIMEOUT)}
+        assert engine.faults is not None
+        engine.faults.release()
+
+
 def test_a_load_that_is_slower_than_computing_ends_between_batches() -> None:
     engine = throttled(0.1)
     with engine.attachment as cache:
