@@ -75,14 +75,7 @@ class TierView:
 
 @attrs.frozen(kw_only=True)
 class LoadView:
-    """What loads of a pool from a backend take, as the slowest rank learned it.
-
-    Args:
-        backend: Where from.
-        pool: Whose pages.
-        latency_s: Seconds of a call, whatever its size.
-        bytes_per_s: And bytes per second; None where size makes no difference.
-    """
+    """What loads take, as the slowest rank learned it; no rate if size is free."""
 
     backend: str
     pool: str
@@ -119,10 +112,9 @@ def view_of(
 
     def pool_of(pool: str) -> PoolView:
         looked = {"pool": pool, "operation": "exists"}
-        enabled = [value for _, value in now.of("kvdock_pool_enabled", pool=pool)]
         return PoolView(
             pool=pool,
-            stored=min(enabled, default=1) > 0,
+            stored=min(now.numbers("kvdock_pool_enabled", pool=pool), default=1) > 0,
             looked_up=now.total(_KEYS, **looked),
             found=now.total(_KEYS, outcome="ok", **looked),
             restored_pages=now.total("kvdock_restored_pages_total", pool=pool),
@@ -132,20 +124,15 @@ def view_of(
             leased=now.total("kvdock_pool_pages", pool=pool, state="leased"),
         )
 
+    def fill(backend: str, state: str) -> float:
+        seen = now.numbers("kvdock_store_bytes", backend=backend, state=state)
+        return max(seen, default=0.0)
+
     def backend_of(backend: str) -> BackendView:
         worst: dict[str, int] = {}
         for labels, value in now.of("kvdock_breaker_state", backend=backend):
             operation = labels.get("operation", "?")
             worst[operation] = max(worst.get(operation, 0), int(value))
-        fill = {
-            state: max(
-                (n for _, n in now.of(
-                    "kvdock_store_bytes", backend=backend, state=state
-                )),
-                default=0.0,
-            )
-            for state in ("used", "limit", "promised", "promise_limit")
-        }  # fmt: skip
         put = {"backend": backend, "operation": "put"}
         get = {"backend": backend, "operation": "get"}
         return BackendView(
@@ -157,10 +144,10 @@ def view_of(
             read_per_s=rate(_BYTES, **get),
             abandoned_calls=now.total("kvdock_calls_behind", backend=backend),
             held_batches=now.total("kvdock_held_batches", backend=backend),
-            used_bytes=fill["used"],
-            limit_bytes=fill["limit"],
-            promised_bytes=fill["promised"],
-            promise_limit_bytes=fill["promise_limit"],
+            used_bytes=fill(backend, "used"),
+            limit_bytes=fill(backend, "limit"),
+            promised_bytes=fill(backend, "promised"),
+            promise_limit_bytes=fill(backend, "promise_limit"),
         )
 
     def tier_of(tier: str) -> TierView:
@@ -177,15 +164,15 @@ def view_of(
 
     def load_of(backend: str, pool: str) -> LoadView:
         where = {"backend": backend, "pool": pool}
-        rate = min((n for _, n in now.of(_LOAD_RATE, **where)), default=math.inf)
+        rate = min(now.numbers(_LOAD_RATE, **where))
         return LoadView(
             **where,
-            latency_s=max((n for _, n in now.of(_LOAD_S, **where)), default=0.0),
+            latency_s=max(now.numbers(_LOAD_S, **where), default=0.0),
             bytes_per_s=None if math.isinf(rate) else rate,
         )
 
     measured = {(one["backend"], one["pool"]) for one, _ in now.of(_LOAD_RATE)}
-    paces = [pace for _, pace in now.of("kvdock_compute_tokens_per_second") if pace]
+    paces = filter(None, now.numbers("kvdock_compute_tokens_per_second"))
     sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
     return View(
         source=source,
