@@ -1,7 +1,4 @@
-"""Show kvdock's log lines where vLLM's are shown.
-
-vLLM gives a handler to its own logger alone. Without one, Python drops what the core
-and its plugins say below a warning, and prints warnings without time and process.
+"""Show kvdock's log lines where vLLM's are: only vLLM's own logger has a handler.
 
 Source: vLLM 0.32.0, `logger.py:DEFAULT_LOGGING_CONFIG`.
 """
@@ -14,14 +11,10 @@ LOGGERS = ("kvdock", "kvdock_segments")
 
 
 class _ToVllm(logging.Handler):
-    """Passes records to the handlers that vLLM's logger has by then.
-
-    vLLM may configure its logger again, and a program may give the root logger a
-    handler at any time: then that one prints the line already.
-    """
+    """Passes records to the handlers that vLLM's logger has by then."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass a record on."""
+        """Pass a record on, unless the root logger has a handler that shows it."""
         if not logging.getLogger().handlers:
             logging.getLogger("vllm").handle(record)
 
