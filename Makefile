@@ -137,6 +137,10 @@ bench-sglang: ## Measure SGLang with kvdock against SGLang with its own file sto
 bench-pays: $(STAMP) ## Time to the first token over a grid of stores: loading, computing, kvdock.
 	@$(BIN)/python benchmarks/pays.py $(ARGS)
 
+bench-pays-engines: ## The same of SGLang and vLLM themselves, on the CPU and three speeds of a store.
+	TESTS_OF_KVDOCK_FIRST_TOKENS=20 $(PYTHON) engines/vllm/tests/vllm_environment.py --all -s -k slow_store_costs $(ARGS)
+	TESTS_OF_KVDOCK_FIRST_TOKENS=20 $(PYTHON) engines/sglang/tests/environment.py --all -s -k slow_store_costs $(ARGS)
+
 bench-vllm: ## Measure kvdock behind vLLM's host memory against vLLM's own file tier.
 	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) benchmarks/vllm.py $(ARGS)
 

@@ -31,7 +31,7 @@ STYLE = """.g{fill:#fff}.t{fill:#1b2a41}.l{stroke:#d5dbe5}path{fill:none;stroke-
 def picture(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the picture."""
     shown = sorted(
-        (row for row in rows if not row["latency_s"]),
+        (row for row in rows if row["axis"] == "plain" and not row["latency_s"]),
         key=lambda row: float(row["bytes_per_s"]),
     )
     rates = [math.log10(row["bytes_per_s"]) for row in shown]

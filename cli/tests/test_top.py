@@ -19,6 +19,7 @@ from kvdock.events import (
     BreakerMoved,
     CallsBehind,
     Event,
+    LoadDecided,
     Origin,
     PagesCopied,
     PagesHeld,
@@ -91,6 +92,40 @@ def test_what_is_wrong_is_shown_and_is_not_ok() -> None:
     draft, kv = view.pools
     assert (draft.stored, kv.wrong) == (False, 4)
     assert report.as_data(view)["ok"] is False
+
+
+def decided(choice: str, pace: float, rate: float) -> LoadDecided:
+    return LoadDecided(
+        request="r", choice=choice, acted=True, found=4, pages=4, wait_s=0.0,
+        load_s=1.0, compute_s=1.0, tokens_per_s=pace,
+        curves={("disk", "kv"): (0.0123, rate)},
+    )  # fmt: skip
+
+
+def test_what_was_learned_of_loading_and_computing_is_shown() -> None:
+    events = (*GOOD, decided("all", 4000.0, 5e8), decided("compute", 5000.0, 1 << 30))
+    view = report.view_of("u", Samples(exposed(*events)))
+    (load,) = view.loads
+    assert (load.backend, load.pool, load.latency_s) == ("disk", "kv", 0.0123)
+    assert (load.bytes_per_s, view.compute_tokens_per_s) == (GIB, 5000)
+    assert view.decisions == {"all": 2, "compute": 2}
+    lines = [" ".join(one.split()) for one in report.as_text(view).splitlines()]
+    assert "disk kv 12.3 ms 1.0 GiB/s" in lines
+    assert "computing: 5000 tokens/s" in lines
+    assert "decisions: 2 all, 2 compute" in lines
+
+
+def test_a_rate_that_is_not_known_is_shown_as_such() -> None:
+    """Loads of one size alone do not tell it; JSON has no infinity."""
+    first = decided("unknown", 0.0, float("inf"))
+    view = report.view_of("u", Samples(exposed(*GOOD, first)))
+    assert "computing: not known yet" in report.as_text(view)
+    assert json.loads(json.dumps(report.as_data(view), allow_nan=False))["loads"] == [
+        {"backend": "disk", "pool": "kv", "latency_s": 0.0123, "bytes_per_s": None}
+    ]
+    bare = report.as_text(report.view_of("u", Samples(exposed(*GOOD))))
+    assert "computing" not in bare
+    assert "LOADS" not in bare
 
 
 def test_two_looks_make_rates_and_a_restart_makes_none() -> None:

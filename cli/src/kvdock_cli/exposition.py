@@ -40,9 +40,13 @@ class Samples:
             if wanted.items() <= labels.items()
         ]
 
+    def numbers(self, name: str, **wanted: str) -> list[float]:
+        """Return the values of these samples."""
+        return [value for _, value in self.of(name, **wanted)]
+
     def total(self, name: str, **wanted: str) -> float:
         """Return the sum of these samples."""
-        return sum(value for _, value in self.of(name, **wanted))
+        return sum(self.numbers(name, **wanted))
 
     def values(self, label: str, names: Iterable[str]) -> list[str]:
         """Return the values of a label in some metrics, sorted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_a_decision_comes_with_its_numbers() -> None:
     assert event.load_s == pytest.approx(256 * (1 << 20) / 50e6, rel=0.1)
     assert event.curves["store", "kv"][1] < 200e6
     assert "of 256 pages" in str(event)
+
+
+def test_the_log_says_once_a_minute_what_was_learned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "kvdock")
+    found = warm(FAST)
+    while found.clock.now_s < 130:
+        found.request()
+        found.pass_time(1)
+    lines = [one for one in caplog.messages if one.startswith("load or compute: ")]
+    assert len(lines) == 3
+    assert re.search(r"\(\d+ tokens/s; store kv [0-9.]+ ms \+ \d+ MB/s\)", lines[-1])
 
 
 def test_nothing_flaps_between_equals() -> None:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from shelf import Engine, Shelf, hashes, patient, until
 
-from kvdock.batch import Operation, Outcome
+from kvdock.batch import BatchResult, Operation, Outcome
 from kvdock.pays.policy import LoadLimit, limited_by
 from kvdock.resilience.breaker import BreakerState
 from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
 if TYPE_CHECKING:
+    import pytest
+
+    from kvdock.batch import Batch
     from kvdock.pays.curves import LoadCurve
 
 GET = Operation.GET
@@ -81,6 +84,44 @@ def test_a_load_over_its_own_deadline_opens_the_breaker() -> None:
         names, pool = stored(engine, 2), cache["kv"]
         pool.get(names, np.arange(2), time.monotonic() + 0.1)
         assert pool.channel.breakers[GET].state is BreakerState.OPEN
+
+
+def test_a_backend_that_answers_at_the_limit_has_not_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shelf = Shelf()
+
+    def late(batch: Batch) -> BatchResult | None:
+        if batch.operation is not GET:
+            return None
+        until(lambda: time.monotonic() >= batch.deadline_s)
+        return BatchResult.all(batch, Outcome.TIMEOUT)
+
+    engine = Engine([shelf], core=patient(breaker={"failures": 1}))
+    with engine.attachment as cache:
+        names, pool = stored(engine, 2), cache["kv"]
+        shelf.trouble = late
+        for limit in (LoadLimit(np.array([0.05, 0.0, 0.0])), None):
+            with limited_by(limit):
+                pool.get(names, np.arange(2), time.monotonic() + 0.05)
+            # The second load has no limit but its own deadline.
+            closed = pool.channel.breakers[GET].state is BreakerState.CLOSED
+            assert closed is (limit is not None)
+            assert ("lost" in caplog.text) is (limit is None)
+
+
+def test_a_request_does_not_wait_for_a_call_past_its_limit() -> None:
+    """The grace of other deadlines would come on top of what computing takes."""
+    engine = throttled(5.0, deadlines={"get": "20 s", "grace": "4 s"})
+    with engine.attachment as cache:
+        names, pool = stored(engine, 2), cache["kv"]
+        limit, began_s = LoadLimit(np.linspace(0.05, 0.0, 3)), time.monotonic()
+        with limited_by(limit):
+            codes = pool.get(names, np.arange(2), limit.until(began_s + 20))
+        assert time.monotonic() - began_s < 2
+        assert set(codes.tolist()) == {int(Outcome.TIMEOUT)}
+        assert engine.faults is not None
+        engine.faults.release()
 
 
 def test_a_load_that_is_slower_than_computing_ends_between_batches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ SCHEMA = "kvdock.top/1"
 
 _KEYS, _BYTES = "kvdock_keys_total", "kvdock_bytes_total"
 _COPIED = "kvdock_copied_pages_total"
+_LOAD_S, _LOAD_RATE = "kvdock_load_latency_seconds", "kvdock_load_bytes_per_second"
+_DECISIONS = "kvdock_load_decisions_total"
 _BREAKERS = ("closed", "half-open", "open")
 _BROKEN = ("corrupt", "short", "long")
 _LOST = ("dropped", "failed", "gone")
@@ -71,6 +74,16 @@ class TierView:
 
 
 @attrs.frozen(kw_only=True)
+class LoadView:
+    """What loads take, as the slowest rank learned it; no rate if size is free."""
+
+    backend: str
+    pool: str
+    latency_s: float
+    bytes_per_s: float | None
+
+
+@attrs.frozen(kw_only=True)
 class View:
     """Everything, and the seconds over which rates were taken."""
 
@@ -79,6 +92,9 @@ class View:
     pools: tuple[PoolView, ...]
     backends: tuple[BackendView, ...]
     tiers: tuple[TierView, ...] = ()
+    loads: tuple[LoadView, ...] = ()
+    compute_tokens_per_s: float | None = None
+    decisions: Mapping[str, float] = {}
 
 
 def view_of(
@@ -96,10 +112,9 @@ def view_of(
 
     def pool_of(pool: str) -> PoolView:
         looked = {"pool": pool, "operation": "exists"}
-        enabled = [value for _, value in now.of("kvdock_pool_enabled", pool=pool)]
         return PoolView(
             pool=pool,
-            stored=min(enabled, default=1) > 0,
+            stored=min(now.numbers("kvdock_pool_enabled", pool=pool), default=1) > 0,
             looked_up=now.total(_KEYS, **looked),
             found=now.total(_KEYS, outcome="ok", **looked),
             restored_pages=now.total("kvdock_restored_pages_total", pool=pool),
@@ -109,20 +124,15 @@ def view_of(
             leased=now.total("kvdock_pool_pages", pool=pool, state="leased"),
         )
 
+    def fill(backend: str, state: str) -> float:
+        seen = now.numbers("kvdock_store_bytes", backend=backend, state=state)
+        return max(seen, default=0.0)
+
     def backend_of(backend: str) -> BackendView:
         worst: dict[str, int] = {}
         for labels, value in now.of("kvdock_breaker_state", backend=backend):
             operation = labels.get("operation", "?")
             worst[operation] = max(worst.get(operation, 0), int(value))
-        fill = {
-            state: max(
-                (n for _, n in now.of(
-                    "kvdock_store_bytes", backend=backend, state=state
-                )),
-                default=0.0,
-            )
-            for state in ("used", "limit", "promised", "promise_limit")
-        }  # fmt: skip
         put = {"backend": backend, "operation": "put"}
         get = {"backend": backend, "operation": "get"}
         return BackendView(
@@ -134,10 +144,10 @@ def view_of(
             read_per_s=rate(_BYTES, **get),
             abandoned_calls=now.total("kvdock_calls_behind", backend=backend),
             held_batches=now.total("kvdock_held_batches", backend=backend),
-            used_bytes=fill["used"],
-            limit_bytes=fill["limit"],
-            promised_bytes=fill["promised"],
-            promise_limit_bytes=fill["promise_limit"],
+            used_bytes=fill(backend, "used"),
+            limit_bytes=fill(backend, "limit"),
+            promised_bytes=fill(backend, "promised"),
+            promise_limit_bytes=fill(backend, "promise_limit"),
         )
 
     def tier_of(tier: str) -> TierView:
@@ -152,10 +162,27 @@ def view_of(
             queued_bytes=now.total("kvdock_copy_queue_bytes", target=tier),
         )
 
+    def load_of(backend: str, pool: str) -> LoadView:
+        where = {"backend": backend, "pool": pool}
+        rate = min(now.numbers(_LOAD_RATE, **where))
+        return LoadView(
+            **where,
+            latency_s=max(now.numbers(_LOAD_S, **where), default=0.0),
+            bytes_per_s=None if math.isinf(rate) else rate,
+        )
+
+    measured = {(one["backend"], one["pool"]) for one, _ in now.of(_LOAD_RATE)}
+    paces = filter(None, now.numbers("kvdock_compute_tokens_per_second"))
     sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
     return View(
         source=source,
         seconds=seconds,
+        loads=tuple(load_of(*one) for one in sorted(measured)),
+        compute_tokens_per_s=min(paces, default=None),
+        decisions={
+            choice: now.total(_DECISIONS, choice=choice)
+            for choice in now.values("choice", (_DECISIONS,))
+        },
         tiers=tuple(map(tier_of, dict.fromkeys((*sources, *targets)))),
         pools=tuple(map(pool_of, now.values("pool", (_KEYS, "kvdock_pool_enabled")))),
         backends=tuple(
@@ -165,7 +192,7 @@ def view_of(
 
 
 def as_text(view: View, style: Style = PLAIN) -> str:
-    """Render a view as two tables."""
+    """Render a view as tables."""
     since = f"over {view.seconds:.1f} s" if view.seconds else "since the start"
     lines = [style.paint(f"{view.source}, {since}", Tone.STRONG), ""]
     lines += table(
@@ -194,7 +221,25 @@ def as_text(view: View, style: Style = PLAIN) -> str:
     if view.tiers:
         heads = ("TIER", "LOADED", "COPIED TO IT", "NOT COPIED", "QUEUE")
         lines += ["", *table(heads, list(map(_tier_row, view.tiers)), style)]
+    if view.loads:
+        heads = ("LOADS FROM", "POOL", "A CALL TAKES", "AND THEN")
+        lines += ["", *table(heads, list(map(_load_row, view.loads)), style)]
+    if view.decisions:
+        pace = view.compute_tokens_per_s
+        learned = f"{pace:.0f} tokens/s" if pace else "not known yet"
+        made = ", ".join(f"{count:.0f} {one}" for one, count in view.decisions.items())
+        lines += ["", f"computing: {learned}", f"decisions: {made}"]
     return "\n".join(lines)
+
+
+def _load_row(one: LoadView) -> Row:
+    pace = "-" if one.bytes_per_s is None else f"{format_bytes(int(one.bytes_per_s))}/s"
+    return (
+        Cell(one.backend, Tone.STRONG),
+        one.pool,
+        f"{one.latency_s * 1e3:.1f} ms",
+        pace,
+    )
 
 
 def _tier_row(one: TierView) -> Row:

@@ -1,9 +1,8 @@
 """Whether loading a prefix pays: what it costs, what computing costs, what is less."""
 
-from kvdock.pays.curves import ComputeCurve, LoadCurve, LoadMeter
+from kvdock.pays.curves import LoadCurve
 from kvdock.pays.policy import (
     LIMIT,
-    Choice,
     Decision,
     LoadLimit,
     LoadPolicy,
@@ -13,12 +12,9 @@ from kvdock.pays.policy import (
 
 __all__ = (
     "LIMIT",
-    "Choice",
-    "ComputeCurve",
     "Decision",
     "LoadCurve",
     "LoadLimit",
-    "LoadMeter",
     "LoadPolicy",
     "Prefix",
     "limited_by",

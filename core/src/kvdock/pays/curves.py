@@ -83,9 +83,7 @@ class DecayedFit:
             fade = 0.0
         # One that took twenty times as long must not count four hundred times.
         weight = 1.0 / (expected * (seconds if clear else expected))
-        for row, x, at in zip(
-            self._products, features, range(len(features)), strict=True
-        ):
+        for at, (row, x) in enumerate(zip(self._products, features, strict=True)):
             self._sums[at] = self._sums[at] * fade + weight * x * seconds
             for column, other in enumerate(features):
                 row[column] = row[column] * fade + weight * x * other
@@ -173,8 +171,7 @@ class LoadMeter:
 
     def curve(self, pool: str) -> LoadCurve:
         """Return the curve of a pool."""
-        found = self._curves.get(pool)
-        return found or self._curves.setdefault(pool, LoadCurve())
+        return self._curves.get(pool) or self._curves.setdefault(pool, LoadCurve())
 
     def abandon(self, began: float, pool: str, nbytes: int) -> None:
         """Note that a call was abandoned by its caller; `end` may still follow.

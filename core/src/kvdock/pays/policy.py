@@ -152,9 +152,13 @@ class Prefix:
         return len(self.restorable) - 1 - int(self.restorable[::-1].argmax())
 
     @property
-    def known(self) -> bool:
-        """Return whether enough loads were measured."""
-        return all(curve.known for curve in self.curves.values())
+    def learned(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Return seconds of a call, and bytes per second, of curves that are known."""
+        return {
+            at: (curve.latency_s, curve.bytes_per_s)
+            for at, curve in self.curves.items()
+            if curve.known
+        }
 
 
 @attrs.frozen(eq=False)
@@ -215,7 +219,20 @@ class LoadPolicy:
                 choice, pages = self._choose(prefix, compute_s, wait_s, now_s)
         share = _TRY_SHARE if choice is Choice.EXPLORE else _SHARE
         acted = self._settings.mode is PaysMode.ON and self.compute.known
-        self._tell(prefix, choice, pages, compute_s, wait_s, acted=acted)
+        self._tell(
+            LoadDecided(
+                request=prefix.request,
+                choice=choice,
+                acted=acted,
+                found=found,
+                pages=pages,
+                wait_s=wait_s,
+                load_s=float(prefix.load_s[found]),
+                compute_s=float(compute_s[0]),
+                tokens_per_s=self.compute.tokens_per_s,
+                curves=prefix.learned,
+            )
+        )
         loaded = pages if acted else found
         if not loaded:
             return Decision(0)
@@ -238,10 +255,8 @@ class LoadPolicy:
         for name, (begun_s, _) in list(self._loading.items()):
             if now_s - begun_s > _STALE_S:
                 del self._loading[name]
-        if not self._loading:
-            return 0.0
         # What was loaded since the first of them began is not in front any more.
-        first_s = min(begun_s for begun_s, _ in self._loading.values())
+        first_s = min((begun_s for begun_s, _ in self._loading.values()), default=now_s)
         left_s = sum(expected_s for _, expected_s in self._loading.values())
         return max(0.0, left_s - (now_s - first_s))
 
@@ -249,7 +264,7 @@ class LoadPolicy:
         self, prefix: Prefix, compute_s: FloatArray, wait_s: float, now_s: float
     ) -> tuple[Choice, int]:
         found, margin = prefix.found, self._settings.margin
-        if not prefix.known:
+        if len(prefix.learned) < len(prefix.curves):
             return Choice.UNKNOWN, found
         cost_s = costs(prefix.load_s, compute_s, wait_s, margin)
         pages = cheapest(prefix.restorable, cost_s)
@@ -274,34 +289,11 @@ class LoadPolicy:
             return Choice.EXPLORE, found
         return Choice.COMPUTE, 0
 
-    def _tell(
-        self,
-        prefix: Prefix,
-        choice: Choice,
-        pages: int,
-        compute_s: FloatArray,
-        wait_s: float,
-        *,
-        acted: bool,
-    ) -> None:
-        known = {at: curve for at, curve in prefix.curves.items() if curve.known}
-        event = LoadDecided(
-            request=prefix.request,
-            choice=choice,
-            acted=acted,
-            found=prefix.found,
-            pages=pages,
-            wait_s=wait_s,
-            load_s=float(prefix.load_s[prefix.found]),
-            compute_s=float(compute_s[0]),
-            tokens_per_s=self.compute.tokens_per_s,
-            curves={
-                at: (curve.latency_s, curve.bytes_per_s) for at, curve in known.items()
-            },
-        )
+    def _tell(self, event: LoadDecided) -> None:
         self._notify(event)
-        if acted and pages < prefix.found:
-            self._notify(LookupSkipped(request=prefix.request, reason="pays"))
-        if self.compute.known and known and self._clock() - self._said_s > _SAY_EVERY_S:
+        if event.acted and event.pages < event.found:
+            self._notify(LookupSkipped(request=event.request, reason="pays"))
+        known = event.tokens_per_s and event.curves
+        if known and self._clock() - self._said_s > _SAY_EVERY_S:
             self._said_s = self._clock()
             log.info("load or compute: %s", event)

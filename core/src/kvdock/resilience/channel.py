@@ -65,6 +65,8 @@ T = TypeVar("T")
 
 _MOVING = (Operation.PUT, Operation.GET)
 
+_GRACE_OF_LIMITS_S = 0.005
+"""Most time past the limit of a load: a request waits for it that could compute."""
 _PEERS = BreakerSettings(failures=1 << 62, abandoned_calls=1 << 62)
 """The breaker of SEND never opens: one dead peer must not cut off the others."""
 
@@ -436,6 +438,8 @@ class BackendChannel:
         began = self.loads.time.begin() if loads else 0.0
         # Its end is a decision, and says nothing about the backend.
         decided = loads and LIMIT.get() is not None
+        grace_s = _GRACE_OF_LIMITS_S if decided else self.core.deadlines.grace
+        overrun = partial(self._record_overrun, breaker, batch, began, decided)
         # What sends to a peer finds its own way.
         straight = self._calls_stores and batch.remote is None
         try:
@@ -443,10 +447,9 @@ class BackendChannel:
                 partial(cast("PoolStore", handle).run, batch)
                 if straight
                 else partial(self._batch_hook, handle=handle, batch=batch),
-                batch.deadline_s + self.core.deadlines.grace,
+                batch.deadline_s + grace_s,
                 late=lambda result: self._on_late_end(result, late, batch, began),
-                settle=settle
-                and (lambda: self._settle(breaker, batch, settle, began, decided)),
+                settle=settle and partial(overrun, settle),
             )
         except TaskAbandoned:
             raise
@@ -457,7 +460,7 @@ class BackendChannel:
                 self.loads.end(began, batch.pool, 0)
             raise
         if ran.abandoned:
-            self._record_overrun(breaker, batch, began, decided)
+            overrun()
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
         result = _validated(batch, ran)
         if loads:
@@ -467,23 +470,11 @@ class BackendChannel:
             outcome = self._record_failure(breaker, batch, result)
             hold = _hold_of(ran.value)
             result = attrs.evolve(BatchResult.all(batch, outcome), hold=hold)
+        elif decided and np.any(result.outcomes == Outcome.TIMEOUT):
+            breaker.record_ignored()
         else:
             self._record_result(breaker, batch, result)
         return self._answer(batch, result, late)
-
-    def _settle(
-        self,
-        breaker: CircuitBreaker,
-        batch: Batch,
-        settle: Callable[[], None],
-        began: float,
-        decided: bool,  # noqa: FBT001 - passed on
-    ) -> None:
-        """Record a background task's call that is abandoned, and settle it."""
-        try:
-            self._record_overrun(breaker, batch, began, decided)
-        finally:
-            settle()
 
     def _record_overrun(
         self,
@@ -491,15 +482,21 @@ class BackendChannel:
         batch: Batch,
         began: float,
         decided: bool,  # noqa: FBT001 - whether the deadline was a decision
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
-        if batch.operation is Operation.GET:
-            nbytes = int(batch.object_bytes.sum())
-            self.loads.abandon(began, batch.pool, nbytes)
-        if decided:
-            breaker.record_ignored()
-            return
-        breaker.record_failure(overran=True)
-        self._log_failure("late", batch, "passed its deadline and was abandoned")
+        """Record a call that is abandoned, and settle it in a background task."""
+        try:
+            if batch.operation is Operation.GET:
+                nbytes = int(batch.object_bytes.sum())
+                self.loads.abandon(began, batch.pool, nbytes)
+            if decided:
+                breaker.record_ignored()
+            else:
+                breaker.record_failure(overran=True)
+                what = "passed its deadline and was abandoned"
+                self._log_failure("late", batch, what)
+        finally:
+            settle()
 
     def _answer(
         self, batch: Batch, result: BatchResult, late: Callable[[], None] | None

@@ -129,6 +129,7 @@ DEEDS: dict[str, Callable[..., Any]] = {
     "damage": lambda root: tamper.damage(Path(root)),
     "kill": lambda *pids: _kill(pids),
     "nothing": lambda: None,
+    "write": lambda path, text: Path(path).write_text(text),
 }
 """What may be done to a store between two rounds."""
 
@@ -158,7 +159,7 @@ def main() -> None:
                 rounds.append(_embeddings(engine, asked))
             else:
                 rounds.append(_answers(engine, asked, task["new_tokens"], **more))
-            if kvdock_trace.FOLDER in os.environ:
+            if os.environ.get(kvdock_trace.FOLDER):
                 kvdock_trace.settle(Path(os.environ[kvdock_trace.FOLDER]))
     finally:
         Path(task["out"]).write_text(json.dumps(rounds))

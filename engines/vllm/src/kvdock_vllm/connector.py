@@ -27,6 +27,7 @@ from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
 from kvdock_vllm.identity import Layers, identify, layers_of, layout_of_rows
+from kvdock_vllm.logs import show_in_vllms_log
 from kvdock_vllm.pays import LoadDecisions, work_of
 from kvdock_vllm.pools import Handover
 from kvdock_vllm.restorable import check_states, unrestorable
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-# Below vLLM's own logger, which is the one that has a handler.
-log = logging.getLogger("vllm.kvdock")
+log = logging.getLogger("kvdock.vllm")
 
 EXTRA = "kv_connector_extra_config"
 
@@ -115,6 +115,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         role: KVConnectorRole,
         kv_cache_config: KVCacheConfig,
     ) -> None:
+        show_in_vllms_log()
         check_version()
         transfer = vllm_config.kv_transfer_config
         settings = collect(getattr(transfer, EXTRA), lenient=True)

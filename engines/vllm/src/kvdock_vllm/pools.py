@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from kvdock_vllm.identity import Identity
     from kvdock_vllm.settings import Configuration
 
-# Below vLLM's own logger, which is the one that has a handler.
-log = logging.getLogger("vllm.kvdock")
+log = logging.getLogger("kvdock.vllm")
 
 
 @attrs.define(eq=False)

@@ -20,8 +20,7 @@ from kvdock.units import format_bytes
 if TYPE_CHECKING:
     from kvdock_vllm.rows import Group
 
-# Below vLLM's own logger, which is the one that has a handler.
-log = logging.getLogger("vllm.kvdock")
+log = logging.getLogger("kvdock.vllm")
 
 _PROMPTS = (2, 3, 5)
 """Lengths of prompts that are tried, in windows or chunks of the largest group."""

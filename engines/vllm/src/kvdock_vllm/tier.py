@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from kvdock_vllm.identity import Identity
     from kvdock_vllm.pools import Handover
 
-# Below vLLM's own logger, which is the one that has a handler.
-log = logging.getLogger("vllm.kvdock")
+log = logging.getLogger("kvdock.vllm")
 
 
 @attrs.frozen(eq=False)

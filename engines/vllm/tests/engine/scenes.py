@@ -208,7 +208,8 @@ def pay(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     tier = tier_of(llm)
     injectors = {
         id(one): one
-        for placement in tier._placements.values()
+        for placements in tier._tiers.values()
+        for placement in placements.values()
         if (one := getattr(placement.handle, "_injector", None)) is not None
     }
     decisions = connector._loads
@@ -237,14 +238,14 @@ def pay(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     for speed in phase["speeds"]:
         for injector in injectors.values():
             injector.inject(kinds=("throttle",), operations=("get",), bandwidth=speed)
-        rows: dict[str, list[float]] = {"compute": [], "load": [], "kvdock": []}
+        rows: dict[str, list[float]] = {"compute": [], "always": [], "on": []}
         for number in range(phase["requests"] + phase["first"]):
             took = {"compute": first_token_s(any_prompt(phase["tokens"]))}
             connector._loads = None
             if number < phase["requests"]:
-                took["load"] = first_token_s(prompt)
+                took["always"] = first_token_s(prompt)
             connector._loads = decisions
-            took["kvdock"] = first_token_s(prompt)
+            took["on"] = first_token_s(prompt)
             for name, took_s in took.items():
                 rows[name].append(took_s)
         found[str(speed)] = rows

@@ -1,7 +1,11 @@
-"""The first token with a slow store: never much later than by computing or loading."""
+"""The first token with a slow store: never much later than by computing or loading.
+
+With TESTS_OF_KVDOCK_FIRST_TOKENS=20 in the environment each median is one of 20.
+"""
 
 from __future__ import annotations
 
+import os
 import statistics
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from kvdock.pays import LoadLimit
 
 SPEEDS = (8 << 20, 64 << 20, 4 << 30)
 """Bytes per second: one that does not pay, one that may, one that does."""
-REQUESTS = 8
+REQUESTS = int(os.environ.get("TESTS_OF_KVDOCK_FIRST_TOKENS", "8"))
 FIRST = 3
 """Requests of each speed that only learn it."""
 
@@ -68,10 +72,23 @@ def test_a_slow_store_costs_no_more_than_computing(tmp_path: Path) -> None:
         first=FIRST,
     )
     found = lives.run("pays", [phase], environ={"KVDOCK_CORE__PAYS__MODE": "on"})
-    said_all: list[str] = []
+    took: list[tuple[float, float, float]] = []
     for speed, rows in found["pays"]["seconds"].items():
-        compute, load = (statistics.median(rows[one]) for one in ("compute", "load"))
-        mine = statistics.median(rows["kvdock"][FIRST:])
-        said = f"{int(speed) >> 20} MiB/s: {compute=:.3f} {load=:.3f} {mine=:.3f}"
-        said_all.append(said)
-        assert mine <= 1.1 * min(compute, load), said_all
+        row = (rows["compute"], rows["always"], rows["on"][FIRST:])
+        compute, always, on = (statistics.median(one) for one in row)
+        took.append((compute, always, on))
+        line = (
+            f"vLLM, {int(speed) >> 20} MiB/s, medians of {REQUESTS}: "
+            f"compute {compute * 1e3:.0f} ms, always {always * 1e3:.0f} ms, "
+            f"on {on * 1e3:.0f} ms, ratio {on / min(compute, always):.3f}"
+        )
+        print(line, flush=True)  # noqa: T201 - what `make bench-pays-engines` shows
+    assert all(on <= 1.1 * min(others) for *others, on in took), took
+    # Otherwise it proves nothing.
+    assert any(always > 1.1 * compute for compute, always, _ in took), took
+    assert any(compute > 1.1 * always for compute, always, _ in took), took
+    # What was learned is in the log, once a minute.
+    log = (tmp_path / "pays.log").read_text()
+    said = [line for line in log.splitlines() if "load or compute: " in line]
+    assert said
+    assert len(said) == len(set(said))

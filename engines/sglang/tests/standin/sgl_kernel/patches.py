@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 GEMMA_WINDOW = "TESTS_OF_KVDOCK_GEMMA_WINDOW"
 """Set it to give Gemma 3 a sliding-window pool, which SGLang pins off."""
+
+
+SPEED = "TESTS_OF_KVDOCK_SPEED"
+"""Set it to a file, and a throttled store has the bytes per second that it says."""
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -151,6 +156,18 @@ def _gemma_window(module: Any) -> None:
     ]
 
 
+def _speed_of_a_file(module: Any) -> None:
+    """Change a throttle while the engine runs, in whatever process it is."""
+    path, injector = Path(os.environ[SPEED]), module.FaultInjector
+    throttle = injector._throttle
+
+    def changed(self: Any, nbytes: int) -> None:
+        self.inject(bandwidth=int(path.read_text()))
+        throttle(self, nbytes)
+
+    injector._throttle = changed
+
+
 def install() -> None:
     """Mend SGLang's modules as they are loaded."""
     models = "sglang.srt.models.deepseek_common"
@@ -166,4 +183,6 @@ def install() -> None:
         mends[where] = _gemma_window
     if os.environ.get(kvdock_trace.FOLDER):
         mends["kvdock_sglang.attachments"] = kvdock_trace.traced
+    if os.environ.get(SPEED):
+        mends["kvdock.wrappers.faults"] = _speed_of_a_file
     sys.meta_path.insert(0, _AfterImport(mends))
