@@ -43,6 +43,7 @@ from kvdock.events import (
 from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.journal.records import encode, record_of_pages
+from kvdock.pays.policy import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Support
 from kvdock.pools.objects import Coordinate
@@ -678,3 +679,16 @@ def test_what_did_not_pay_is_said(trial: Trial) -> None:
     answer = trial.why("r")
     assert answer.restorable == 6
     assert "Not all of it was loaded: computing was expected" in answer.verdict
+
+
+def test_a_load_that_is_cut_where_computing_is_faster_is_said(trial: Trial) -> None:
+    engine = trial.engine(shelves=(Shelf(max_batch_keys=2),))
+    store(engine)
+    limit, deadline_s = LoadLimit(np.zeros(7)), time.monotonic() + 60
+    limit.until(deadline_s)
+    with requested_by("r"), limited_by(limit):
+        engine.attachment.exists(NAMES)
+        call = (Operation.GET, NAMES, np.array(PAGES), deadline_s)
+        engine.attachment["kv"].transfer(*call)
+    answer = trial.why("r")
+    assert (answer.restorable, answer.pools[0].causes) == (2, {Cause.PAYS: 4})

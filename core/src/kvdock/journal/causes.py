@@ -90,6 +90,7 @@ _CAUSES: Mapping[str, Cause] = MappingProxyType(
     {
         "breaker": Cause.BREAKER_OPEN,
         "expired": Cause.EXPIRED,
+        "pays": Cause.PAYS,
         "queue": Cause.QUEUE_FULL,
         "refused": Cause.DECLINED,
         "timeout": Cause.TOO_LATE,

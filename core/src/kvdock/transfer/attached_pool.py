@@ -443,8 +443,9 @@ class AttachedPool:
                 elif placement.share >= 1:
                     deadline_s = limit.deadline_s
             if start and time.monotonic() >= deadline_s:
-                late, names = Outcome.TIMEOUT, _at(hashes, chosen[start:])
-                outcomes[chosen[start:]] = placement.give_up(operation, names, late)
+                names = _at(hashes, chosen[start:])
+                why = (Outcome.TIMEOUT, "" if limit is None else "pays")
+                outcomes[chosen[start:]] = placement.give_up(operation, names, *why)
                 break
             part = chosen[start : start + size]
             batch = (_at(hashes, part), pages[part], deadline_s, times)

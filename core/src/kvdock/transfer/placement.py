@@ -450,7 +450,10 @@ class Placement:
     def _notify(
         self, operation: Operation, codes: OutcomeArray, nbytes: int, began: float
     ) -> None:
-        if not self.channel.observed or not self.counted:
+        if not self.counted:
+            return
+        self.channel.background.poll_capacity(self.handle)
+        if not self.channel.observed:
             return
         counts = {Outcome.OK: len(codes)}
         if np.count_nonzero(codes):
@@ -466,7 +469,6 @@ class Placement:
                 seconds=time.monotonic() - began,
             )
         )
-        self.channel.background.poll_capacity(self.handle)
 
 
 def _nothing() -> None:
