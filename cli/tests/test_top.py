@@ -115,6 +115,17 @@ def test_what_was_learned_of_loading_and_computing_is_shown() -> None:
     assert "decisions: 2 all, 2 compute" in lines
 
 
+def test_the_slowest_rank_stands_for_all() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for rank, (pace, rate) in enumerate(((0.0, 9e9), (4e3, 5e8), (5e3, 6e8))):
+        origin = Origin(rank=f"tp{rank}", model="m")
+        metrics.kvdock_observe(decided("all", pace, rate), origin)
+    view = report.view_of("u", Samples(generate_latest(registry).decode()))
+    assert [one.bytes_per_s for one in view.loads] == [5e8]
+    assert view.compute_tokens_per_s == 4000
+
+
 def test_a_rate_that_is_not_known_is_shown_as_such() -> None:
     """Loads of one size alone do not tell it; JSON has no infinity."""
     first = decided("unknown", 0.0, float("inf"))

@@ -222,8 +222,8 @@ def as_text(view: View, style: Style = PLAIN) -> str:
         heads = ("TIER", "LOADED", "COPIED TO IT", "NOT COPIED", "QUEUE")
         lines += ["", *table(heads, list(map(_tier_row, view.tiers)), style)]
     if view.loads:
-        heads = ("LOADS FROM", "POOL", "A CALL TAKES", "AND THEN")
-        lines += ["", *table(heads, list(map(_load_row, view.loads)), style)]
+        columns = ("LOADS FROM", "POOL", "A CALL TAKES", "AND THEN")
+        lines += ["", *table(columns, list(map(_load_row, view.loads)), style)]
     if view.decisions:
         pace = view.compute_tokens_per_s
         learned = f"{pace:.0f} tokens/s" if pace else "not known yet"
