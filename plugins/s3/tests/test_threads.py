@@ -164,8 +164,8 @@ def test_a_row_that_ends_beside_the_end_starts_no_thread(
 
     def submit(call: Callable[[], None]) -> object:
         if threading.current_thread().name.startswith("s3-test-"):
-            asked.set()
             closing.start()
+            asked.set()
             # Were the end not held off, it would come before the call is queued.
             closing.join(0.2)
         return queue(call)
