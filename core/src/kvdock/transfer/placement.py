@@ -92,12 +92,12 @@ class Placement:
 
     slice_name: str = attrs.field(init=False)
     """The part of each page that this process has, as a coordinate."""
-    retains: bool = attrs.field(init=False)
-    """Whether its backend gives promises, and lets stored pages expire."""
+    retention: Support = attrs.field(init=False)
+    """What its backend declares."""
 
-    @retains.default
-    def _of_manifest(self) -> bool:
-        return self.channel.backend.manifest.retention is Support.NATIVE
+    @retention.default
+    def _of_manifest(self) -> Support:
+        return self.channel.backend.manifest.retention
 
     @slice_name.default
     def _of_region(self) -> str:
@@ -226,7 +226,7 @@ class Placement:
             transfer = BatchTransfer(
                 operation, self.pool.name, self.keys(hashes), pages, deadline_s,
                 lease, on_late, record if self.alone else None,
-                times, self.channel.backend.manifest.retention,
+                times, self.retention,
             )  # fmt: skip
         except BaseException:  # an interrupt: no later step ends the lease
             lease.end()
@@ -256,6 +256,11 @@ class Placement:
     def life(self) -> int:
         """How long what is stored there lives, by what the backend declares."""
         return list(Scope).index(self.channel.backend.manifest.durability)
+
+    @property
+    def retains(self) -> bool:
+        """Return whether its backend gives promises, and lets stored pages expire."""
+        return self.retention is Support.NATIVE
 
     @property
     def expires(self) -> bool:
