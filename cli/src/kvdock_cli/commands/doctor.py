@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -158,7 +157,7 @@ def diagnose(
     for extra, ask in doctors.items():
         if name in (None, extra.name):
             watch.note = extra.name
-            answers = _within(timeout_s, partial(ask, settings))
+            answers = _within(timeout_s, _asking(ask, settings))
             sections.append(Section(extra, rows_of(answers)))
     return Diagnosis(
         sections=sections,
@@ -316,6 +315,11 @@ def _doctors(
         except BrokenPlugin as broken:
             problems.append(broken.problem)
     return doctors, tuple(problems)
+
+
+def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a function of any distribution
+    # What is no function fails when it is called, as a problem of its section.
+    return lambda: ask(settings)
 
 
 def _backend(
