@@ -12,7 +12,10 @@ llm-d-kv-cache 7be76e1 (June 2026) `pkg/kvevents/engineadapter/`: `vllm_adapter.
 
 from __future__ import annotations
 
+import base64
+import subprocess
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -145,3 +148,22 @@ def _word(given: int | bytes) -> int:
     if isinstance(given, bytes):
         return int.from_bytes(given[-8:], "big")
     return given % WORD
+
+
+def finish(process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> None:
+    """Wait for a load that writes down its events; it has to end well."""
+    try:
+        code = process.wait(timeout_s)
+    finally:
+        process.kill()
+    assert code == 0, (folder / "log").read_text()[-4000:]
+
+
+def replay(folder: Path, page_tokens: int) -> tuple[DynamoIndex, LlmdIndex]:
+    """Give each message that was recorded to both routers' indexes."""
+    dynamo, llmd = DynamoIndex(page_tokens), LlmdIndex()
+    for line in (folder / "events").read_text().split():
+        for index in (dynamo, llmd):
+            index.feed(base64.b64decode(line))
+    assert not dynamo.dropped, dynamo.dropped
+    return dynamo, llmd

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 import controllers
 import pytest
 import tamper
-from router_index import WORD, DynamoIndex, LlmdIndex, published
+from router_index import WORD, DynamoIndex, LlmdIndex, finish, published, replay
 from sglang.srt.disaggregation.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -209,24 +208,6 @@ def start(folder: Path, pages: int, first: int, *more: str) -> subprocess.Popen[
         return subprocess.Popen(words, stdout=log, stderr=log)
 
 
-def finish(process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> None:
-    try:
-        code = process.wait(timeout_s)
-    finally:
-        process.kill()
-    assert code == 0, (folder / "log").read_text()[-4000:]
-
-
-def replay(folder: Path) -> tuple[DynamoIndex, LlmdIndex]:
-    """Give each message that was recorded to both routers' indexes."""
-    dynamo, llmd = DynamoIndex(PAGE), LlmdIndex()
-    for line in (folder / "events").read_text().split():
-        for index in (dynamo, llmd):
-            index.feed(base64.b64decode(line))
-    assert not dynamo.dropped, dynamo.dropped
-    return dynamo, llmd
-
-
 def left(folder: Path) -> set[int]:
     """Return the event hashes of what the store still has of the last load."""
     return {one % WORD for one in json.loads((folder / "left").read_text())}
@@ -236,7 +217,7 @@ def left(folder: Path) -> set[int]:
 def test_indexes_equal_the_store_after_an_hour_of_evictions(tmp_path: Path) -> None:
     pages = 20_000  # 5.5 a second
     finish(start(tmp_path, pages, 0), tmp_path, 1800)
-    dynamo, llmd = replay(tmp_path)
+    dynamo, llmd = replay(tmp_path, PAGE)
     stored = left(tmp_path)
     assert 0 < len(stored) < pages / 2, "the store has evicted"
     assert dynamo.tiers["disk"] == llmd.holds("disk") == stored
@@ -253,11 +234,11 @@ def test_indexes_equal_the_store_after_a_kill_a_restart_and_evictions(
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    assert replay(tmp_path)[0].tiers["disk"]
+    assert replay(tmp_path, PAGE)[0].tiers["disk"]
     # A router forgets a worker that is gone; its successor begins with nothing.
     events.unlink()
     finish(start(tmp_path, pages := 1200, 0), tmp_path, 300)
-    dynamo, llmd = replay(tmp_path)
+    dynamo, llmd = replay(tmp_path, PAGE)
     stored = left(tmp_path)
     assert 0 < len(stored) < pages / 2, "the store has evicted"
     assert dynamo.tiers["disk"] == llmd.holds("disk") == stored

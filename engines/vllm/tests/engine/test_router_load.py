@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import vllm_environment
-from router_index import DynamoIndex, LlmdIndex
+from router_index import finish, replay
 
 LOAD = Path(__file__).with_name("router_load.py")
 TOKENS = 16
@@ -23,24 +22,6 @@ def start(folder: Path, pages: int, first: int, *more: str) -> subprocess.Popen[
     environ = {**os.environ, **vllm_environment.CPU}
     with (folder / "log").open("a") as log:
         return subprocess.Popen(words, stdout=log, stderr=log, env=environ)
-
-
-def finish(process: subprocess.Popen[bytes], folder: Path, timeout_s: float) -> None:
-    try:
-        code = process.wait(timeout_s)
-    finally:
-        process.kill()
-    assert code == 0, (folder / "log").read_text()[-4000:]
-
-
-def replay(folder: Path) -> tuple[DynamoIndex, LlmdIndex]:
-    """Give each message that was recorded to both indexes."""
-    dynamo, llmd = DynamoIndex(TOKENS), LlmdIndex()
-    for line in (folder / "events").read_text().split():
-        for index in (dynamo, llmd):
-            index.feed(base64.b64decode(line))
-    assert not dynamo.dropped, dynamo.dropped
-    return dynamo, llmd
 
 
 def left(folder: Path) -> set[int]:
@@ -55,7 +36,7 @@ def left(folder: Path) -> set[int]:
 )
 def test_indexes_equal_the_store_after_evictions(tmp_path: Path, pages: int) -> None:
     finish(start(tmp_path, pages, 0), tmp_path, 60 + pages / 20)
-    dynamo, llmd = replay(tmp_path)
+    dynamo, llmd = replay(tmp_path, TOKENS)
     stored = left(tmp_path)
     assert 0 < len(stored) < pages / 2, "the store has evicted"
     assert dynamo.tiers["disk"] == stored
@@ -72,11 +53,11 @@ def test_indexes_equal_the_store_after_a_kill_and_a_restart(tmp_path: Path) -> N
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    dynamo, _ = replay(tmp_path)
+    dynamo, _ = replay(tmp_path, TOKENS)
     assert dynamo.tiers["disk"]
     # A router forgets a worker that is gone; its successor begins with nothing.
     events.unlink()
     finish(start(tmp_path, 800, 1 << 20), tmp_path, 300)
-    dynamo, llmd = replay(tmp_path)
+    dynamo, llmd = replay(tmp_path, TOKENS)
     assert dynamo.tiers["disk"] == llmd.holds("storage") == left(tmp_path)
     assert dynamo.tiers["disk"]
