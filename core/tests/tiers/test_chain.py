@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import pytest
@@ -25,6 +25,10 @@ from tiered import NAMES, Tiers, held_by
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.pools.shard import Shard
+
+if TYPE_CHECKING:
+    from kvdock.tiers.chain import Chain
+    from kvdock.tiers.shared_loads import SharedLoads
 
 Make = Callable[..., Tiers]
 
@@ -278,8 +282,30 @@ def test_copies_that_find_the_queue_full_are_dropped_and_counted(make: Make) -> 
     assert len(tiers.shelves[1].objects) == len(NAMES)
 
 
-def test_one_far_page_that_many_ask_for_is_loaded_once(make: Make) -> None:
+FAR = {"backend": "far", "locality": "remote"}
+
+
+def _shared(chain: Chain) -> SharedLoads:
+    found = chain.shared[0]
+    assert found
+    return found
+
+
+def test_a_tier_of_this_host_is_read_into_the_pages_of_the_engine(make: Make) -> None:
     tiers = make({"backend": "near", "promote": "never"}, "far")
+    near, far = tiers.shelves
+    tiers.put(NAMES[:2], [0, 1])
+    tiers.settle()
+    near.objects.clear()
+    far.calls.clear()
+    assert tiers.get(NAMES[:2], [4, 5]) == 2
+    loaded = [one for one in far.calls if one.operation is Operation.GET]
+    addresses, _ = tiers.cache["kv"].region.addresses([4, 5])
+    assert [one.addresses[:, :1].tolist() for one in loaded] == [addresses.tolist()]
+
+
+def test_one_far_page_that_many_ask_for_is_loaded_once(make: Make) -> None:
+    tiers = make({"backend": "near", "promote": "never"}, FAR)
     near, far = tiers.shelves
     tiers.put(NAMES[:2], [0, 1])
     tiers.settle()
@@ -297,7 +323,7 @@ def test_one_far_page_that_many_ask_for_is_loaded_once(make: Make) -> None:
         found = [callers.submit(load, caller) for caller in range(5)]
         chain = tiers.cache["kv"]._chain
         assert chain
-        under_way = chain.shared[0]._under_way
+        under_way = _shared(chain)._under_way
         # The first one, and each other one for each of two pages.
         until(lambda: {load.users for load, _ in under_way.copy().values()} == {9})
         gate.set()
@@ -308,7 +334,7 @@ def test_one_far_page_that_many_ask_for_is_loaded_once(make: Make) -> None:
 
 
 def test_a_shared_load_that_fails_fails_for_all_and_is_tried_again(make: Make) -> None:
-    tiers = make({"backend": "near", "promote": "never"}, "far")
+    tiers = make({"backend": "near", "promote": "never"}, FAR)
     near, far = tiers.shelves
     tiers.put()
     tiers.settle()
@@ -320,7 +346,7 @@ def test_a_shared_load_that_fails_fails_for_all_and_is_tried_again(make: Make) -
 
 
 def test_what_fails_for_one_that_loads_fails_for_those_that_wait(make: Make) -> None:
-    tiers = make({"backend": "near", "promote": "never"}, "far")
+    tiers = make({"backend": "near", "promote": "never"}, FAR)
     near, far = tiers.shelves
     tiers.put(NAMES[:2], [0, 1])
     tiers.settle()
@@ -336,7 +362,7 @@ def test_what_fails_for_one_that_loads_fails_for_those_that_wait(make: Make) -> 
     far.trouble = fail_later
     chain = tiers.cache["kv"]._chain
     assert chain
-    under_way = chain.shared[0]._under_way
+    under_way = _shared(chain)._under_way
     with ThreadPoolExecutor(3) as callers:
         found = [
             callers.submit(tiers.get, NAMES[:2], [4 * caller, 4 * caller + 1])
@@ -448,19 +474,19 @@ def test_what_is_loaded_while_tiers_are_cleared_is_not_promoted_again(
 
 
 def test_a_load_that_is_interrupted_leaves_its_memory_to_others(make: Make) -> None:
-    tiers = make("near", "far")
+    tiers = make("near", FAR)
     chain = tiers.cache["kv"]._chain
     assert chain
-    free = chain.shared[0]._chunks._free
+    free = _shared(chain)._chunks._free
     before = len(free)
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        chain.shared[0].load(NAMES, time.monotonic() + 60, interrupt, interrupt)
+        _shared(chain).load(NAMES, time.monotonic() + 60, interrupt, interrupt)
     assert len(free) == before
-    assert not chain.shared[0]._under_way
+    assert not _shared(chain)._under_way
 
 
 def test_closing_makes_the_copies_that_wait(make: Make) -> None:

@@ -42,7 +42,11 @@ class Promote(StrictEnum):
 
 
 class Locality(StrictEnum):
-    """The hosts that see what is stored in a tier, as routers are told."""
+    """The hosts that see what is stored in a tier.
+
+    Routers are told, and what others see is loaded once for all calls that ask at the
+    same time.
+    """
 
     AUTO = "auto"
     """What its backend declares: remote where it shares pages with a cluster."""
@@ -60,7 +64,7 @@ class Tier:
         backend: The backend, or the instance of one.
         write: When stored pages get there.
         promote: When pages that were loaded from farther away are copied there.
-        locality: Which hosts see its pages, for events that go to routers.
+        locality: Which hosts see its pages.
     """
 
     backend: str

@@ -59,8 +59,8 @@ class Chain:
         settings: What lookups and copies may cost.
         copier: Makes the copies.
         writes: Whether this rank stores its pages.
-        shared: By tier behind the nearest: loads that several calls share; empty
-            for a pool without bytes.
+        shared: By tier behind the nearest: loads that several calls share, None where
+            each call loads for itself; empty for a pool without bytes.
     """
 
     pool: CopiedPool
@@ -68,7 +68,7 @@ class Chain:
     settings: TierSettings
     copier: Copier = attrs.field(repr=False)
     writes: bool
-    shared: Sequence[SharedLoads] = attrs.field(repr=False)
+    shared: Sequence[SharedLoads | None] = attrs.field(repr=False)
     _uses: Uses = attrs.field(init=False, repr=False)
     _found_in: dict[str, int] = attrs.field(init=False, repr=False, factory=dict)
 
@@ -135,9 +135,11 @@ class Chain:
                 continue
             asked, own = _at(hashes, wanted), pages[wanted]
             until_s = tier.until(deadline_s)
-            if at and self.shared and tier.loads is not None:
+            shared = self.shared[at - 1] if at and self.shared else None
+            if shared is not None and tier.loads is not None:
+                through = (shared, tier.loads)
                 found = self._load_shared(
-                    at, tier.loads, asked, own, until_s, engine=engine
+                    at, through, asked, own, until_s, engine=engine
                 )
             else:
                 found = engine.move(at, Operation.GET, asked, own, until_s)
@@ -151,14 +153,15 @@ class Chain:
     def _load_shared(
         self,
         at: int,
-        tier: RowMover,
+        through: tuple[SharedLoads, RowMover],
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
         *,
         engine: EnginePages,
     ) -> OutcomeArray:
-        """Load pages of a tier behind the nearest, once for all that ask."""
+        """Load pages that other hosts share, once for all calls that ask."""
+        shared, tier = through
 
         def fetch(names: Sequence[str], rows: Int64Array) -> OutcomeArray:
             codes = np.full(len(names), Outcome.TIMEOUT, np.uint8)
@@ -172,7 +175,7 @@ class Chain:
                     )
             return codes
 
-        outcomes, left = self.shared[at - 1].load(
+        outcomes, left = shared.load(
             hashes,
             deadline_s,
             fetch,

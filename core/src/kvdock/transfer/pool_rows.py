@@ -131,7 +131,8 @@ class PoolRows:
             self.core.tiers,
             copier,
             writes,
-            tuple(SharedLoads(loads) for _ in placements[1:])
+            # What lies on this host is as near to every call: it needs no copy.
+            tuple(SharedLoads(loads) if one.remote else None for one in placements[1:])
             if self.memory is not None
             else (),
         )
