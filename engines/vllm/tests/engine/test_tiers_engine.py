@@ -1,12 +1,15 @@
-"""vLLM's whole engine over tiers: from far after near was wiped, and the other way."""
+"""vLLM's whole engine over tiers: one is wiped, killed, or never finished."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import vllm_models
 from scenes import unlike_others
@@ -14,6 +17,7 @@ from vllm_lives import Lives, tokens
 
 from kvdock.batch import Operation
 from kvdock.journal import read_journal
+from kvdock_s3.server import local_server
 from kvdock_segments import verify_namespace
 
 pytestmark = pytest.mark.slow
@@ -22,15 +26,18 @@ FAMILIES = ("llama", "draft", "mamba2")
 """Together they have attention pools, a draft's layers and Mamba states."""
 
 
-def over_tiers(folder: Path, journal: Path) -> dict[str, Any]:
-    """Return the settings of a file store near and one far."""
+def over_tiers(
+    folder: Path, journal: Path, far: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings of a file store near, and of one far or what is given."""
     folder.chmod(0o700)
     return {
         "tiers": [{"backend": "near", "promote": "always"}, "far"],
         "backends": {
             name: {"plugin": "file", "root": str(folder / name), "free_space": "1 MiB"}
             for name in ("near", "far")
-        },
+        }
+        | ({"far": far} if far else {}),
         "core": {
             "deadlines": {
                 "exists": "30 s",
@@ -43,6 +50,15 @@ def over_tiers(folder: Path, journal: Path) -> dict[str, Any]:
         },
         "observers": {"journal": {"dir": str(journal)}},
     }
+
+
+@contextmanager
+def killable() -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """Run the server of a far tier; yield its settings and what to kill."""
+    before = {one.pid for one in psutil.Process().children()}
+    with local_server({}) as (settings, _):
+        own = [one for one in psutil.Process().children() if one.pid not in before]
+        yield {"plugin": "s3", **settings}, [one.pid for one in own]
 
 
 def loads(journal: Path) -> Counter[tuple[str, str]]:
@@ -124,3 +140,32 @@ def test_a_kill_during_copies_leaves_nothing_wrong(
     assert found["after"]["pages"].get("kv/load/ok", 0) > 0
     # What waited to be copied at the kill is near alone.
     assert pages_of(tmp_path / "near") >= pages_of(tmp_path / "far") > 0
+
+
+def test_an_engine_whose_far_tier_is_killed_goes_on_with_the_near_one(
+    lives: Lives, tmp_path: Path
+) -> None:
+    with killable() as (far, pids):
+        journal = tmp_path / "journal"
+        storage = over_tiers(tmp_path, journal, far)
+        # After each round vLLM forgets all: what comes again comes from a tier.
+        gone = {"kill": pids, "drain": True, "forget_host": True}
+        salts = [None, None, "new", "new"]
+        given = {"rounds": 4, "salts": salts, "new_tokens": 8, **gone}
+        found = lives.run("far-killed", [lives.phase("llama", "one", storage, **given)])
+    rounds = found["one"]["rounds"]
+    assert len({str(tokens(one)) for one in rounds}) == 1
+    cached = [sum(one["cached"] for one in some) for some in rounds]
+    # Pages that were stored while the far tier was there, and after its end.
+    assert not cached[0]
+    assert cached[1] == cached[3] > 0 == cached[2]
+    assert {tier for tier, _ in loads(journal)} == {"near"}
+    put = Counter(
+        one.backend
+        for one in read_journal(journal)
+        if one.operation == Operation.PUT
+        for _, outcome in one.each()
+        if outcome == "ok"
+    )
+    assert put["near"] > put["far"] > 0, put
+    assert pages_of(tmp_path / "near") == put["near"]

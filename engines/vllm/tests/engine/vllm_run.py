@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,11 @@ def let_llvmlite_be_read() -> None:
 
 def change_between_rounds(llm: Any, tier: Any, phase: dict[str, Any]) -> dict[str, Any]:
     """Do what a phase names between two rounds; return the phase of the next one."""
+    if phase.get("kill"):
+        tier._attachment.wait_idle(60)  # until copies have ended
+    for pid in phase.get("kill", ()):
+        with suppress(ProcessLookupError):  # it was killed before the last round
+            os.kill(pid, signal.SIGKILL)
     if phase.get("drain"):
         # Late calls have ended, and the device has lost its pages.
         assert tier._transfers.drain(60)
