@@ -27,6 +27,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 ALERTS = DOCS / "prometheus" / "alerts.yml"
 DEADLINE_S = 90.0
 TAKE_HOURS = {
+    "KvdockCopiesBehind",
     "KvdockHitRateFalling",
     "KvdockMetricsAbsent",
     "KvdockNothingFound",
