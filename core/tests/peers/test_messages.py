@@ -111,6 +111,62 @@ def test_a_ticket_with_a_field_out_of_bounds_is_rejected(fields: Any) -> None:
         Ticket.from_bytes(changed(ticket.to_bytes(), **fields))
 
 
+GRID = {"pages": 1, "page_tokens": 2, "layers": 4, "runs": 5, "rank": 7, "parts": 8}
+"""Where a grid has what, as the format says."""
+PART = {"row_bytes": 1, "outer": 2, "heads": 3, "bases": 4}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pages", 0),
+        ("pages", 1 << 56),
+        ("page_tokens", -1),
+        ("layers", [0] * ((1 << 12) + 1)),
+        ("runs", [-1, 0]),
+        ("runs", [0, (1 << 12) + 1]),
+        ("rank", [(1 << 12) + 1, 0]),
+        ("parts", []),
+        ("parts", 65),
+        ("row_bytes", 0),
+        ("outer", 1 << 56),
+        ("heads", [0, -1]),
+        ("bases", bytes(8 * ((1 << 12) + 1))),
+    ],
+)
+def test_an_offer_with_a_field_out_of_bounds_is_rejected(
+    field: str, value: Any
+) -> None:
+    offer = messages()[0].to_bytes()
+    grid = msgspec.msgpack.decode(offer[HEAD_BYTES:])["grid"]
+    parts = grid[GRID["parts"]]
+    if field in PART:
+        parts[0][PART[field]] = value
+    else:
+        grid[GRID[field]] = parts[:1] * value if field == "parts" and value else value
+    with pytest.raises(MessageError, match=r"Expected .*\$\.grid"):
+        Offer.from_bytes(changed(offer, grid=grid))
+
+
+@pytest.mark.parametrize(
+    ("number", "fields", "place"),
+    [
+        (0, {"endpoint": bytes((1 << 20) + 1)}, "endpoint"),
+        (0, {"epoch": ["p", 1, [0] * ((1 << 16) + 1)]}, "epoch"),
+        (1, {"pools": {"kv": [bytes(8 * ((1 << 22) + 1)), None]}}, "pools"),
+        (2, {"digests": {"kv": bytes(8 * ((1 << 22) + 1))}}, "digests"),
+        (2, {"outcomes": {f"p{n}": 0 for n in range(65)}}, "outcomes"),
+        (2, {"outcomes": {"kv": 200}}, "outcomes"),
+    ],
+)
+def test_more_than_a_message_may_have_is_rejected(
+    number: int, fields: Any, place: str
+) -> None:
+    message = messages()[number]
+    with pytest.raises(MessageError, match=rf"\$\.{place}"):
+        type(message).from_bytes(changed(message.to_bytes(), **fields))
+
+
 def array_of(count: int, item: bytes) -> bytes:
     """Return a MessagePack array."""
     return b"\xdd" + count.to_bytes(4, "big") + item * count
