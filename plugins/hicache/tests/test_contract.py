@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import hicache_standins as standins
 import pytest
-import standins
 
 from kvdock.testing import BackendContract
 
 
 def settings_of(cls: type, space: str, **more: object) -> Mapping[str, object]:
     return {
-        "storage_class": f"standins:{cls.__name__}",
+        "storage_class": f"hicache_standins:{cls.__name__}",
         "extra_config": {"space": space},
         "memory": "32 MiB",
         **more,

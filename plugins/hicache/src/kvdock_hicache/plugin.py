@@ -31,7 +31,7 @@ def kvdock_manifest() -> Manifest:
     return Manifest(
         name="hicache",
         api=API_VERSION,
-        summary="pages through a storage class of SGLang HiCache, with copies",
+        summary="pages through a storage class of SGLang's HiCache, with copies",
         kinds=KindSupport.of_every_kind(),
         zero_copy=Support.EMULATED,
         memory_registration=Support.NO,
@@ -57,28 +57,24 @@ def kvdock_check_capability(
     del pool, shard
     if capability is not Capability.STORE or settings is None:
         return None
-    from kvdock_hicache.storage import choose_form, find_class  # noqa: PLC0415 - torch
-
-    try:
-        cls, _ = find_class(settings.storage_class)
-        form = choose_form(cls, settings.form)
-    except AttachError as error:
-        return Verdict(Support.NO, error.what)
-    return Verdict(Support.NATIVE, f"{cls.__qualname__} in the form {form}")
+    (found,) = _look(settings)
+    return Verdict(Support.NATIVE if found.ok else Support.NO, found.what)
 
 
 @hookimpl
 def kvdock_probe(config: AttachConfig) -> Sequence[Finding]:
     """Import the class and look at its methods; build nothing."""
-    from kvdock_hicache.storage import choose_form, find_class  # noqa: PLC0415 - torch
+    return _look(config.settings)
 
-    settings: HiCacheSettings = config.settings
+
+def _look(settings: HiCacheSettings) -> list[Finding]:
+    from kvdock_hicache.storage import FoundClass  # noqa: PLC0415 - torch
+
     try:
-        cls, _ = find_class(settings.storage_class)
-        form = choose_form(cls, settings.form)
+        found = FoundClass.of(settings)
     except AttachError as error:
         return [Finding(ok=False, what=error.what, hint=error.fix)]
-    said = f"{settings.storage_class} is there, and is called in the form {form}"
+    said = f"{settings.storage_class} is called in the form {found.form}"
     return [Finding(ok=True, what=said)]
 
 
@@ -87,7 +83,7 @@ def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
 ) -> HiCacheStore:
     """Build the class's object, or share it with the other pools."""
-    from kvdock_hicache.store import open_store  # noqa: PLC0415 - torch
+    from kvdock_hicache.store import HiCacheStore  # noqa: PLC0415 - torch
 
     del pool, region
-    return open_store(config)
+    return HiCacheStore(config)

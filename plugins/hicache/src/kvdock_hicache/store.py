@@ -3,218 +3,192 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import hashlib
 import time
 from typing import TYPE_CHECKING
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.synchronization import remaining_s
 from kvdock.throttled_log import ThrottledLog, describe_error
-from kvdock_hicache.host_pages import (
-    HEAD_BYTES,
-    class_key,
-    copy_in,
-    copy_out,
-    flat_bytes,
-    head_of,
-    judge_head,
-    make_head,
-)
-from kvdock_hicache.storage import READS, WRITES, ClassStorage
+from kvdock_hicache.host_pages import HEAD_BYTES, make_head
+from kvdock_hicache.storage import ClassStorage
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from kvdock import AttachConfig
     from kvdock_hicache.host_pages import Tensor
 
-SHARED = "storage"
-_DONE = (Operation.EXISTS, Operation.PUT, Operation.GET)
-
-
-def open_store(config: AttachConfig) -> HiCacheStore:
-    """Build the class's object, or share the one of this attachment."""
-    storage = config.shared.get(SHARED)
-    if storage is None:
-        storage = config.shared[SHARED] = ClassStorage(config.settings)
-    storage.users += 1
-    return HiCacheStore(storage, config)
+_SHARED = "storage"
 
 
 class HiCacheStore:
-    """The store of one pool.
+    """The store of one pool; all pools of an attachment share the class's object.
 
     Args:
-        storage: The class's object.
-        config: Where it is shared.
+        config: Which class, and where its object is shared.
     """
 
-    def __init__(self, storage: ClassStorage, config: AttachConfig) -> None:
-        self._storage = storage
+    def __init__(self, config: AttachConfig) -> None:
         self._shared = config.shared
+        if _SHARED not in config.shared:
+            config.shared[_SHARED] = ClassStorage(config.settings)
+        self._storage: ClassStorage = config.shared[_SHARED]
+        self._storage.users += 1
+        self._most_keys: int = config.settings.batch_keys
         self._log = ThrottledLog()
-
-    def run(self, batch: Batch) -> BatchResult:
-        """Answer piece by piece; what is left at the deadline is TIMEOUT."""
-        codes = [Outcome.TIMEOUT] * len(batch)
-        if batch.operation not in _DONE:
-            # A class has no way to delete one object, and clears everyone's.
-            return BatchResult.all(batch, Outcome.REFUSED)
-        for start, stop in self._pieces(batch):
-            if time.monotonic() < batch.deadline_s:
-                part = batch.part(start, stop)
-                codes[start:stop] = self._piece(part)
-        return BatchResult.of(batch, codes)
 
     def close(self) -> None:
         """End the use of the class's object; the last user closes it."""
         self._storage.users -= 1
         if not self._storage.users:
-            self._shared.pop(SHARED, None)
+            self._shared.pop(_SHARED, None)
             self._storage.close()
 
-    def _pieces(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """Cut where sizes change, the class's memory is full, or it has its most."""
+    def run(self, batch: Batch) -> BatchResult:
+        """Answer piece by piece; what is left at the deadline is TIMEOUT."""
+        if batch.operation not in (Operation.EXISTS, Operation.PUT, Operation.GET):
+            # A class has no way to delete one object, and clears everyone's.
+            return BatchResult.all(batch, Outcome.REFUSED)
+        codes: list[Outcome] = []
+        for part in self._parts(batch):
+            codes += self._part(part)
+        return BatchResult.of(batch, codes)
+
+    def _parts(self, batch: Batch) -> Iterator[Batch]:
+        """Cut where sizes change, the memory is full, or a call has its most keys."""
         sizes = batch.object_bytes.tolist()
         start = 0
         while start < len(sizes):
-            frame = sizes[start] + HEAD_BYTES
-            room = self._storage.pages.half_bytes // frame
-            most = min(len(sizes), start + max(1, min(self._storage.batch_keys, room)))
-            stop = start + 1
-            while stop < most and sizes[stop] == sizes[start]:
+            room = self._storage.pages.half_bytes // (sizes[start] + HEAD_BYTES)
+            stop, end = start + 1, start + min(self._most_keys, max(room, 1))
+            while stop < min(end, len(sizes)) and sizes[stop] == sizes[start]:
                 stop += 1
-            yield start, stop
+            yield batch.part(start, stop)
             start = stop
 
-    def _piece(self, part: Batch) -> list[Outcome]:
-        """Do a piece; where that raises, key by key."""
-        names = [class_key(key) for key in part.keys]
+    def _part(self, part: Batch) -> list[Outcome]:
+        """Do a part; where that raises, key by key: one file may spoil the others."""
+        if time.monotonic() >= part.deadline_s:
+            return [Outcome.TIMEOUT] * len(part)
         try:
-            if part.operation is Operation.EXISTS:
-                return self._find(part, names)
-            if part.operation is Operation.PUT:
-                return self._put(part, names)
-            return self._get(part, names)
+            return self._move(part)
+        except TimeoutError:
+            return [Outcome.TIMEOUT] * len(part)
         except Exception as error:  # noqa: BLE001 - a stranger's class
-            if len(part) == 1:
-                what = f"{part.operation} of {self._storage.name} failed"
-                kind = type(error).__name__
-                self._log.warning(kind, f"{what}: {describe_error(error)}", error)
-                return [Outcome.ERROR]
-        found = [Outcome.TIMEOUT] * len(part)
-        for row in range(len(part)):
-            if time.monotonic() < part.deadline_s:
-                found[row : row + 1] = self._piece(part.part(row, row + 1))
-        return found
+            if len(part) > 1:
+                return [self._part(part.part(at, at + 1))[0] for at in range(len(part))]
+            what = f"{part.operation} of {self._storage.name} failed"
+            kind = type(error).__name__
+            self._log.warning(kind, f"{what}: {describe_error(error)}", error)
+            return [Outcome.ERROR]
 
-    def _find(self, part: Batch, names: Sequence[str]) -> list[Outcome]:
-        with _held(self._storage.asking, part) as held:
-            if not held:
-                return [Outcome.TIMEOUT] * len(part)
+    def _move(self, part: Batch) -> list[Outcome]:
+        """Ask which keys are there, and move those that are to be moved.
+
+        A key that is there keeps its bytes, and a class may replace them; a class that
+        is asked for what is not there may raise.
+        """
+        # SGLang's own keys look like this: no class has trouble with them.
+        names = [hashlib.sha256(key.encode()).hexdigest() for key in part.keys]
+        with _held(self._storage.asking, part):
             there = self._storage.present(names)
-        return [Outcome.OK if one else Outcome.ABSENT for one in there]
-
-    def _put(self, part: Batch, names: Sequence[str]) -> list[Outcome]:
-        """Store what is not there: a key keeps its bytes, and a class may replace."""
-        found = self._find(part, names)
-        wanted = [row for row, one in enumerate(found) if one is Outcome.ABSENT]
-        nbytes = int(part.object_bytes[0])
-        # A key may stand twice in a batch; a class has no word on that.
-        rows = {names[row]: row for row in reversed(wanted)}
-        if not rows:
+        found = [Outcome.OK if one else Outcome.ABSENT for one in there]
+        put = part.operation is Operation.PUT
+        moved = [row for row, one in enumerate(there) if one is not put]
+        if not moved or part.operation is Operation.EXISTS:
             return found
-        if not self._storage.fits(len(rows), nbytes + HEAD_BYTES):
-            return [
-                Outcome.REFUSED if row in wanted else found[row]
-                for row in range(len(part))
-            ]
-        with _held(self._storage.writing, part) as held:
-            frames = (
-                self._storage.pages.lay(WRITES, len(rows), nbytes + HEAD_BYTES)
-                if held
-                else None
-            )
-            if frames is None or not _fill(part, rows, frames, nbytes):
-                return [Outcome.TIMEOUT] * len(part)
-            stored = dict(
-                zip(rows, self._storage.write(list(rows), frames), strict=True)
-            )
-        for row in wanted:
-            found[row] = Outcome.OK if stored[names[row]] else Outcome.REFUSED
-        return found
-
-    def _get(self, part: Batch, names: Sequence[str]) -> list[Outcome]:
-        """Load what is there; a class that is asked for more may raise, or log."""
-        found = self._find(part, names)
-        rows = [row for row, one in enumerate(found) if one is Outcome.OK]
-        nbytes = int(part.object_bytes[0])
-        if not rows:
-            return found
-        if not self._storage.fits(len(rows), nbytes + HEAD_BYTES):
+        row_bytes = int(part.object_bytes[0]) + HEAD_BYTES
+        if self._storage.by_index and row_bytes > self._storage.pages.half_bytes:
             return [Outcome.REFUSED] * len(part)
-        with _held(self._storage.reading, part) as held:
-            if not held:
-                return [Outcome.TIMEOUT] * len(part)
-            frames = self._storage.pages.lay(READS, len(rows), nbytes + HEAD_BYTES)
-            answers = self._storage.read([names[row] for row in rows], frames)
-            with _memory(part) as open_:
-                for row, answer in zip(rows, answers, strict=True):
-                    found[row] = Outcome.TIMEOUT
-                    if open_:
-                        found[row] = _land(part, row, names[row], answer)
+        move = self._put if put else self._get
+        lock = self._storage.writing if put else self._storage.reading
+        # A class has no word on a key that stands twice in a call.
+        rows: dict[str, list[int]] = {}
+        for row in moved:
+            rows.setdefault(names[row], []).append(row)
+        with _held(lock, part):
+            laid = self._storage.pages.lay(int(put), len(rows), row_bytes)
+            done = move(part, rows, *laid)
+        for own, outcome in zip(rows.values(), done, strict=True):
+            for row in own:
+                found[row] = outcome
         return found
 
+    def _put(
+        self, part: Batch, rows: dict[str, list[int]], frames: Tensor, indices: Tensor
+    ) -> list[Outcome]:
+        """Copy objects with their heads, and store the copies."""
+        nbytes = frames.shape[1] - HEAD_BYTES
+        with _memory(part):
+            for frame, (name, own) in zip(frames, rows.items(), strict=True):
+                at = frame.data_ptr()
+                ctypes.memmove(at, make_head(name, nbytes), HEAD_BYTES)
+                for start, address, size in _pieces(part, own[0]):
+                    ctypes.memmove(at + HEAD_BYTES + start, address, size)
+        stored = self._storage.write(list(rows), frames, indices)
+        return [Outcome.OK if one else Outcome.REFUSED for one in stored]
 
-def _fill(part: Batch, rows: dict[str, int], frames: Tensor, nbytes: int) -> bool:
-    """Copy objects into frames; False where the memory has another use by now."""
-    with _memory(part) as open_:
-        if open_:
-            for frame, (name, row) in zip(frames, rows.items(), strict=True):
-                copy_in(frame, make_head(name, nbytes), _memory_of(part, row))
-    return open_
+    def _get(
+        self, part: Batch, rows: dict[str, list[int]], frames: Tensor, indices: Tensor
+    ) -> list[Outcome]:
+        """Load copies, and copy out those that are what was asked for."""
+        answers = self._storage.read(list(rows), frames, indices)
+        with _memory(part):
+            return [
+                _land(part, own, name, answer, frames.shape[1])
+                for (name, own), answer in zip(rows.items(), answers, strict=True)
+            ]
 
 
-def _land(part: Batch, row: int, name: str, answer: Tensor | None) -> Outcome:
-    """Copy a frame to its memory, if it is the one that was asked for."""
+def _land(
+    part: Batch, own: list[int], name: str, answer: Tensor | None, row_bytes: int
+) -> Outcome:
     if answer is None:
         return Outcome.ABSENT
-    frame = flat_bytes(answer)
-    nbytes = int(part.object_bytes[row])
-    if frame.numel() < HEAD_BYTES:
-        return Outcome.SHORT
-    outcome = judge_head(head_of(frame), name, nbytes)
-    if outcome is Outcome.OK and frame.numel() != nbytes + HEAD_BYTES:
-        short = frame.numel() < nbytes + HEAD_BYTES
-        return Outcome.SHORT if short else Outcome.LONG
-    if outcome is Outcome.OK:
-        copy_out(frame, _memory_of(part, row))
-    return outcome
+    found = answer.nbytes
+    if found != row_bytes:
+        return Outcome.SHORT if found < row_bytes else Outcome.LONG
+    # A class may answer with a tensor of its own, in another form.
+    frame = answer.contiguous()
+    at = frame.data_ptr()
+    if ctypes.string_at(at, HEAD_BYTES) != make_head(name, found - HEAD_BYTES):
+        return Outcome.CORRUPT
+    for row in own:
+        for start, address, size in _pieces(part, row):
+            ctypes.memmove(address, at + HEAD_BYTES + start, size)
+    return Outcome.OK
 
 
-def _memory_of(part: Batch, row: int) -> list[tuple[int, int]]:
-    pieces = zip(part.addresses[row].tolist(), part.sizes[row].tolist(), strict=True)
-    return [(at, nbytes) for at, nbytes in pieces if nbytes]
-
-
-@contextlib.contextmanager
-def _memory(part: Batch) -> Iterator[bool]:
-    """Touch the batch's memory inside, if it may still be touched."""
-    gate = part.gate
-    entered = gate is None or gate.enter()
-    try:
-        yield entered
-    finally:
-        if entered and gate is not None:
-            gate.leave()
+def _pieces(part: Batch, row: int) -> Iterator[tuple[int, int, int]]:
+    """Yield offset in the object, address and size of each piece of memory."""
+    start = 0
+    sizes = part.sizes[row].tolist()
+    for address, size in zip(part.addresses[row].tolist(), sizes, strict=True):
+        yield start, address, size
+        start += size
 
 
 @contextlib.contextmanager
-def _held(lock: threading.Lock, part: Batch) -> Iterator[bool]:
-    """Hold a lock inside, if it is free before the deadline."""
-    held = lock.acquire(timeout=remaining_s(part.deadline_s))
+def _memory(part: Batch) -> Iterator[None]:
+    """Touch the engine's memory inside; a TimeoutError if it has another use."""
+    if part.gate is not None and not part.gate.enter():
+        raise TimeoutError
     try:
-        yield held
+        yield
     finally:
-        if held:
-            lock.release()
+        if part.gate is not None:
+            part.gate.leave()
+
+
+@contextlib.contextmanager
+def _held(lock: threading.Lock, part: Batch) -> Iterator[None]:
+    """Hold a lock inside; a TimeoutError if it is not free before the deadline."""
+    if not lock.acquire(timeout=remaining_s(part.deadline_s)):
+        raise TimeoutError
+    try:
+        yield
+    finally:
+        lock.release()

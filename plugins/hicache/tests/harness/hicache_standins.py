@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002, B027 - the signatures and the empty methods are SGLang's
 """Storage classes with SGLang's signatures, in the memory of this process.
 
 Source: SGLang 0.5.23, `mem_cache.hicache_storage`.
