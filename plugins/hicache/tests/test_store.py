@@ -30,7 +30,8 @@ def space(tmp_path: Path) -> Iterator[str]:
 
 
 def settings(cls: str, space: str, **more: object) -> HiCacheSettings:
-    extra = {"space": space, **{k: more.pop(k) for k in ("fails", "room") if k in more}}
+    extra: dict[str, object] = {"space": space}
+    extra.update({k: more.pop(k) for k in ("fails", "room") if k in more})
     given = {"storage_class": cls, "extra_config": extra, "memory": "1 MiB", **more}
     return structure(HiCacheSettings, given, where="tests")
 

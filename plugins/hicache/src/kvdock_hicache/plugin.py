@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from kvdock import (
     API_VERSION,
     AttachConfig,
@@ -32,7 +34,11 @@ def kvdock_manifest() -> Manifest:
         name="hicache",
         api=API_VERSION,
         summary="pages through a storage class of SGLang's HiCache, with copies",
-        kinds=KindSupport.of_every_kind(),
+        # Heads go apart to be found by other ranks, which no class promises.
+        kinds={
+            kind: attrs.evolve(one, split_heads=Support.UNDECLARED)
+            for kind, one in KindSupport.of_every_kind().items()
+        },
         zero_copy=Support.EMULATED,
         memory_registration=Support.NO,
         host_allocator=Support.NO,

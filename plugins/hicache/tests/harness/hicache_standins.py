@@ -38,7 +38,7 @@ class PoolName(str, Enum):  # noqa: UP042 - as SGLang's
 @dataclass
 class PoolTransfer:
     name: PoolName
-    host_indices: torch.Tensor | None = None
+    host_indices: Any = None
     keys: list[str] | None = None
 
 
@@ -171,12 +171,11 @@ class Pointers(Shelf):
         super().__init__(storage_config, {})
         assert mem_pool is not None
 
-    def batch_get(
-        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
-    ) -> Any:
+    def batch_get(self, *given: Any) -> Any:
         raise AssertionError("generic")
 
-    batch_set = batch_get
+    def batch_set(self, *given: Any) -> Any:
+        raise AssertionError("generic")
 
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None
