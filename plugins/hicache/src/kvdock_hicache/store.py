@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.synchronization import remaining_s
+from kvdock import Batch, BatchResult, Operation, Outcome
 from kvdock.throttled_log import ThrottledLog, describe_error
 from kvdock_hicache.host_pages import HEAD_BYTES, make_head
 from kvdock_hicache.storage import ClassStorage
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
 
     from kvdock import AttachConfig
@@ -186,7 +185,7 @@ def _memory(part: Batch) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(lock: threading.Lock, part: Batch) -> Iterator[None]:
     """Hold a lock inside; a TimeoutError if it is not free before the deadline."""
-    if not lock.acquire(timeout=remaining_s(part.deadline_s)):
+    if not lock.acquire(timeout=min(part.remaining_s(), threading.TIMEOUT_MAX)):
         raise TimeoutError
     try:
         yield
