@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from test_families import check, check_altered, tell
-from vllm_lives import Lives
+
+if TYPE_CHECKING:
+    from vllm_lives import Lives
 
 pytest.importorskip("kvdock_hicache")
 
