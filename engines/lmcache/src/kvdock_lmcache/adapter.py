@@ -1,0 +1,378 @@
+"""The adapter that LMCache loads: its second level on the backends of kvdock.
+
+LMCache submits tasks and is told by a file descriptor when one has ended. Each kind of
+task has threads of its own here, so that a slow store delays no load; what a task asks
+of storage ends at the deadlines of the core.
+
+Source: LMCache 0.5.6 and 0.5.7rc2, `v1/distributed/l2_adapters/base.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed import api
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+from lmcache.v1.platform import create_event_notifier
+
+from kvdock import (
+    Attachment,
+    Dock,
+    Outcome,
+    Plan,
+    RouteRequirements,
+    Scope,
+    Shard,
+)
+from kvdock.errors import KvdockError
+from kvdock.throttled_log import ThrottledLog
+from kvdock_lmcache.objects import POOL, Arena, Form, page_hash
+from kvdock_lmcache.settings import Configuration, collect
+
+if TYPE_CHECKING:
+    from kvdock import AttachedPool
+
+log = logging.getLogger("kvdock.lmcache")
+
+MOST_FORMS = 64
+"""Pools of one adapter: payloads of any length would make one for each of them."""
+_RETRY_S = 30.0
+"""Seconds until a pool that could not be attached is tried again."""
+_OK = int(Outcome.OK)
+
+
+class KvdockL2AdapterConfig(L2AdapterConfigBase):
+    """Settings, as LMCache hands them over."""
+
+    def __init__(self, given: Configuration) -> None:
+        self.given = given
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, object]) -> KvdockL2AdapterConfig:
+        """Read LMCache's mapping.
+
+        Raises:
+            SettingsError: If a setting is missing, wrong or unknown.
+        """
+        return cls(collect(d))
+
+    @classmethod
+    def help(cls) -> str:
+        """Return what LMCache prints about wrong settings."""
+        return (
+            "kvdock: plugin (a backend of `kvdock list`) or tiers; revision (which "
+            "weights); lora, page_format, salt; core (deadlines, ...); and the "
+            "backend's own settings."
+        )
+
+
+@attrs.frozen(eq=False)
+class _Kind:
+    """One kind of task: its threads, its signal and the results not yet taken."""
+
+    threads: ThreadPoolExecutor
+    signal: Any = attrs.field(factory=create_event_notifier)
+    results: dict[int, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class _Part:
+    """Those objects of a task that have one form."""
+
+    positions: list[int] = attrs.field(factory=list)
+    hashes: list[str] = attrs.field(factory=list)
+    pages: list[int] = attrs.field(factory=list)
+
+
+class KvdockL2Adapter(L2AdapterInterface):
+    """LMCache's second level on the backends that the settings name.
+
+    Args:
+        config: The settings.
+        l1_memory_desc: The memory of the first level, which objects lie in.
+
+    Raises:
+        KvdockError: If a setting is wrong, no backend takes the objects, or there is
+            no memory on the host.
+    """
+
+    def __init__(
+        self, config: KvdockL2AdapterConfig, l1_memory_desc: object = None
+    ) -> None:
+        super().__init__()
+        self._given = config.given
+        self._arena = Arena.of(l1_memory_desc)
+        self._dock = Dock.for_engine(self._given.used, self._given)
+        # What no backend takes is refused when LMCache starts.
+        self._plan(Form("", (), (), 4096))
+        transfers = self._given.core.transfers
+        self._store, self._load, self._lookup = (
+            _Kind(ThreadPoolExecutor(threads, f"kvdock-{name}"))
+            for name, threads in (
+                ("store", transfers.writers),
+                ("load", transfers.readers),
+                ("lookup", 1),
+            )
+        )
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._attached: dict[Form, Attachment] = {}
+        self._retry_at: dict[Form, float] = {}
+        # Lookups say less than loads: the form that objects of a group had last.
+        self._last: dict[tuple[str, int], Form] = {}
+        self._log = ThrottledLog()
+
+    def get_store_event_fd(self) -> int:
+        """Return what is readable when a store has ended."""
+        return int(self._store.signal.fileno())
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Return what is readable when a lookup has ended."""
+        return int(self._lookup.signal.fileno())
+
+    def get_load_event_fd(self) -> int:
+        """Return what is readable when a load has ended."""
+        return int(self._load.signal.fileno())
+
+    def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Store objects in the background; return the task's number."""
+        failed = L2StoreResult(False, 0)  # noqa: FBT003 - LMCache's signature
+        return self._submit(self._store, lambda: self._put(keys, objects), failed)
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """Return the results of stores that have ended, once each."""
+        with self._lock:
+            ended = dict(self._store.results)
+            self._store.results.clear()
+        return ended
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[Any], group_layout_descs: dict[int, Any]
+    ) -> int:
+        """Look objects up in the background; return the task's number.
+
+        Nothing is locked: what is evicted before it is loaded is a miss.
+        """
+        work = lambda: self._find(keys, group_layout_descs)  # noqa: E731 - as the others
+        return self._submit(self._lookup, work, Bitmap(len(keys)))
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+        """Return which objects are there, once; None before the lookup has ended."""
+        with self._lock:
+            return self._lookup.results.pop(task_id, None)
+
+    def submit_unlock(self, keys: list[Any]) -> None:
+        """Do nothing: nothing is locked."""
+
+    def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Load objects in the background; return the task's number."""
+        work = lambda: self._get(keys, objects)  # noqa: E731 - as the others
+        return self._submit(self._load, work, Bitmap(len(keys)))
+
+    def query_load_result(self, task_id: int) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+        """Return which objects are loaded, once; None before the load has ended."""
+        with self._lock:
+            return self._load.results.pop(task_id, None)
+
+    def get_memory_tags(self) -> Any:  # noqa: ANN401 - LMCache's MemoryTags, from 0.5.7 on
+        """Return whether other hosts share what is stored."""
+        reach = max(
+            self._dock.backends[name].manifest.sharing for name in self._given.used
+        )
+        near = api.MemoryResidency.LOCAL
+        where = near if reach <= Scope.HOST else api.MemoryResidency.REMOTE
+        return api.MemoryTags(api.MemorySegment.STORAGE, where)
+
+    def delete(self, keys: list[Any]) -> None:
+        """Delete objects, whatever their form."""
+        with self._lock:
+            attached = list(self._attached.items())
+        for form, cache in attached:
+            mine = [key for key in keys if key.model_name == form.model]
+            hashes = [page_hash(key) for key in mine]
+            there = cache[POOL].exists(hashes)
+            deadline_s = self._given.core.deadlines.until("delete")
+            for placement in cache[POOL].placements:
+                placement.delete(hashes, deadline_s)
+            gone = there & ~cache[POOL].exists(hashes)
+            deleted = [mine[at] for at in np.flatnonzero(gone)]
+            if deleted:
+                self._notify_keys_deleted(deleted, [form.nbytes] * len(deleted))
+
+    def report_status(self) -> dict[str, object]:
+        """Return the state of the backends, as their circuit breakers see it."""
+        with self._lock:
+            attached = list(self._attached.values())
+        breakers = [
+            {name: {str(op): state for op, state in ops.items()}}
+            for cache in attached
+            for name, ops in cache.breakers().items()
+        ]
+        open_ = [
+            state
+            for one in breakers
+            for ops in one.values()
+            for state in ops.values()
+            if state == "open"
+        ]
+        return {
+            "is_healthy": not open_,
+            "type": type(self).__name__,
+            "backends": list(self._given.used),
+            "breakers": breakers,
+        }
+
+    def close(self) -> None:
+        """Wait for the tasks that run, drop the others, and release storage."""
+        kinds = (self._store, self._load, self._lookup)
+        for kind in kinds:
+            kind.threads.shutdown(cancel_futures=True)
+        for cache in self._attached.values():
+            cache.close()
+        for kind in kinds:
+            kind.signal.close()
+
+    def _submit(self, kind: _Kind, work: Callable[[], object], failed: object) -> int:
+        number = next(self._numbers)
+
+        def run() -> None:
+            result = failed
+            try:
+                result = work()
+            except Exception as error:  # LMCache waits for each task
+                self._log.warning("task", f"a task of LMCache's failed: {error}", error)
+            with self._lock:
+                kind.results[number] = result
+            kind.signal.notify()
+
+        kind.threads.submit(run)
+        return number
+
+    def _put(self, keys: list[Any], objects: list[Any]) -> Any:  # noqa: ANN401 - LMCache's L2StoreResult
+        """Store what is not there, and tell LMCache's listeners of that alone."""
+        stored, moved = 0, 0
+        for form, pool, part in self._parts(keys, objects):
+            there = pool.exists(part.hashes)
+            new = np.flatnonzero(~there)
+            outcomes = pool.put(
+                [part.hashes[at] for at in new], np.array(part.pages)[new]
+            )
+            good = new[outcomes == _OK]
+            stored += len(part.hashes) - len(new) + len(good)
+            moved += len(good) * form.nbytes
+            if len(good):
+                mine = [keys[part.positions[at]] for at in good]
+                self._notify_keys_stored(mine, [form.nbytes] * len(mine))
+        return L2StoreResult(stored == len(keys), moved)
+
+    def _get(self, keys: list[Any], objects: list[Any]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+        found = Bitmap(len(keys))
+        loaded = []
+        for _, pool, part in self._parts(keys, objects):
+            outcomes = pool.get(part.hashes, part.pages)
+            for at in np.flatnonzero(outcomes == _OK).tolist():
+                found.set(part.positions[at])
+                loaded.append(keys[part.positions[at]])
+        if loaded:
+            self._notify_keys_accessed(loaded)
+        return found
+
+    def _find(self, keys: list[Any], layouts: Mapping[int, Any]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+        found = Bitmap(len(keys))
+        parts: dict[Form, _Part] = {}
+        for at, key in enumerate(keys):
+            group = key.object_group_id
+            form = self._last.get((key.model_name, group))
+            form = form or Form.of_layout(key, layouts.get(group))
+            if form is not None:
+                part = parts.setdefault(form, _Part())
+                part.positions.append(at)
+                part.hashes.append(page_hash(key))
+        for form, part in parts.items():
+            pool = self._pool(form)
+            if pool is not None:
+                for at in np.flatnonzero(pool.exists(part.hashes)).tolist():
+                    found.set(part.positions[at])
+        return found
+
+    def _parts(
+        self, keys: Sequence[Any], objects: Sequence[Any]
+    ) -> Iterator[tuple[Form, AttachedPool, _Part]]:
+        """Yield the objects of each form; what has no place here is left out."""
+        parts: dict[Form, _Part] = {}
+        for at, (key, memory) in enumerate(zip(keys, objects, strict=True)):
+            page = self._arena.page(memory)
+            if page < 0:
+                what = "an object lies outside of LMCache's first level, or off its grid"
+                self._log.warning("place", f"{what}: it is not stored")
+                continue
+            form = Form.of_object(key, memory)
+            self._last[key.model_name, key.object_group_id] = form
+            part = parts.setdefault(form, _Part())
+            part.positions.append(at)
+            part.hashes.append(page_hash(key))
+            part.pages.append(page)
+        for form, part in parts.items():
+            pool = self._pool(form)
+            if pool is not None:
+                yield form, pool, part
+
+    def _pool(self, form: Form) -> AttachedPool | None:
+        """Return the pool of a form, attached when it is first met."""
+        with self._lock:
+            cache = self._attached.get(form)
+        if cache is not None:
+            return cache[POOL]
+        return self._attach(form)
+
+    def _attach(self, form: Form) -> AttachedPool | None:
+        given = self._given
+        with self._lock:
+            if form in self._attached:
+                return self._attached[form][POOL]
+            if time.monotonic() < self._retry_at.get(form, 0.0):
+                return None
+            try:
+                if len(self._attached) >= MOST_FORMS:
+                    raise KvdockError(f"there are {MOST_FORMS} kinds of objects already")
+                plan = self._plan(form)
+                cache = Attachment.open(
+                    self._dock,
+                    plan,
+                    form.namespace(given.own),
+                    {POOL: self._arena.region(form)},
+                    {n: own for n, own in given.backends.items() if n in plan.backends},
+                    core=given.core,
+                )
+            except KvdockError as error:
+                self._retry_at[form] = time.monotonic() + _RETRY_S
+                log.error("kvdock cannot keep objects of %s: %s", form, error)
+                return None
+            self._attached[form] = cache
+            log.info("kvdock stores objects of %s:\n%s", form, plan.explain())
+            return cache[POOL]
+
+    def _plan(self, form: Form) -> Plan:
+        given = self._given
+        return self._dock.plan(
+            [form.pool],
+            Shard(),
+            list(given.own.plugin),
+            tiers=given.tiers,
+            overrides=dict(given.own.routes),
+            needs=RouteRequirements(
+                integrity=given.core.integrity, staging=given.core.calls.staging
+            ),
+            settings=given.backends,
+        )
