@@ -22,6 +22,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from machine import describe
 
 KEYS = 32
 MIB = 1 << 20
-SIZES = {"256 KiB": (256 << 10, 20), "1 MiB": (MIB, 10)}
+SIZES = {"256_kib": (256 << 10, 20), "1_mib": (MIB, 10)}
 """Size of an object and rounds of a turn: 160 MiB, or 320, after the first round."""
 ADAPTER = "kvdock_lmcache.adapter"
 L2 = "lmcache.v1.distributed.l2_adapters"
@@ -102,34 +103,32 @@ def turn(parts: Parts, side: str, folder: Path, size: str, in_flight: int) -> An
         for name, own in (("store", stores), ("load", loads)):
             bench = getattr(parts.runner, f"bench_{name}")
 
-            def run(
-                count: int, first: int, own: Any = own, bench: Any = bench
-            ) -> Any:  # noqa: ANN401 - LMCache's result
-                return bench(
-                    adapter,
-                    in_flight=in_flight,
-                    num_keys=KEYS,
-                    data_size=nbytes,
-                    rounds=count,
-                    keys_for_round=lambda number: keys(first + number),
-                    objs_for_round=lambda _: own,
-                    log=lambda _: None,
-                )
-
-            run(1, 0)  # the first round opens what is opened once
+            run = partial(
+                bench,
+                adapter,
+                in_flight=in_flight,
+                num_keys=KEYS,
+                data_size=nbytes,
+                objs_for_round=lambda _, own=own: own,
+                log=lambda _: None,
+            )
+            # The first round opens what is opened once.
+            run(rounds=1, keys_for_round=keys)
             began_s = time.process_time()
-            result = run(rounds, 1)
+            result = run(rounds=rounds, keys_for_round=lambda number: keys(1 + number))
             cpu_s = time.process_time() - began_s
             if name == "load":
                 cpu_s -= rounds * zeroing_s(own)
-                run(1, rounds)
+                run(rounds=1, keys_for_round=lambda _: keys(rounds))
             whole = rounds * per_round
-            assert sum(result.success_counts) == whole, f"{side} {name}"
+            if sum(result.success_counts) != whole:
+                raise SystemExit(f"{side}: not every {name} succeeded")
             found[name] = whole * nbytes / MIB / sum(result.round_durations)
             found[f"{name}_cpu"] = cpu_s / (whole * nbytes / 2**30)
         flat = [[one for part in own for one in part] for own in (stores, loads)]
         for one, other in zip(*flat, strict=True):
-            assert one.raw_data.equal(other.raw_data), f"{side}: wrong bytes"
+            if not one.raw_data.equal(other.raw_data):
+                raise SystemExit(f"{side}: wrong bytes")
     finally:
         adapter.close()
         shutil.rmtree(folder)
@@ -171,7 +170,9 @@ def main() -> None:
                     f"load {one['load_cpu']:6.2f}"
                 )
     print("MiB/s, processor seconds per GiB, and kvdock's of fs's")
-    rounded = json.loads(json.dumps(figures), parse_float=lambda one: round(float(one), 3))
+    rounded = json.loads(
+        json.dumps(figures), parse_float=lambda one: round(float(one), 3)
+    )
     print(json.dumps({"machine": machine, "figures": rounded}))
 
 

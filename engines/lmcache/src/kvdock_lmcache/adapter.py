@@ -52,7 +52,7 @@ _RETRY_S = 30.0
 _OK = int(Outcome.OK)
 
 
-class KvdockL2AdapterConfig(L2AdapterConfigBase):
+class KvdockL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]  # LMCache is not installed where types are checked
     """Settings, as LMCache hands them over."""
 
     def __init__(self, given: Configuration) -> None:
@@ -95,7 +95,7 @@ class _Part:
     pages: list[int] = attrs.field(factory=list)
 
 
-class KvdockL2Adapter(L2AdapterInterface):
+class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
     """LMCache's second level on the backends that the settings name.
 
     Args:
@@ -127,6 +127,7 @@ class KvdockL2Adapter(L2AdapterInterface):
         )
         self._numbers = count()
         self._lock = threading.Lock()
+        self._attaching = threading.Lock()
         self._attached: dict[Form, Attachment] = {}
         self._retry_at: dict[Form, float] = {}
         # Lookups say less than loads: the form that objects of a group had last.
@@ -147,7 +148,7 @@ class KvdockL2Adapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Store objects in the background; return the task's number."""
-        failed = L2StoreResult(False, 0)  # noqa: FBT003 - LMCache's signature
+        failed = L2StoreResult(False, 0)
         return self._submit(self._store, lambda: self._put(keys, objects), failed)
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
@@ -196,9 +197,7 @@ class KvdockL2Adapter(L2AdapterInterface):
 
     def delete(self, keys: list[Any]) -> None:
         """Delete objects, whatever their form."""
-        with self._lock:
-            attached = list(self._attached.items())
-        for form, cache in attached:
+        for form, cache in list(self._attached.items()):
             mine = [key for key in keys if key.model_name == form.model]
             hashes = [page_hash(key) for key in mine]
             there = cache[POOL].exists(hashes)
@@ -212,25 +211,18 @@ class KvdockL2Adapter(L2AdapterInterface):
 
     def report_status(self) -> dict[str, object]:
         """Return the state of the backends, as their circuit breakers see it."""
-        with self._lock:
-            attached = list(self._attached.values())
-        breakers = [
-            {name: {str(op): state for op, state in ops.items()}}
-            for cache in attached
-            for name, ops in cache.breakers().items()
-        ]
         open_ = [
-            state
-            for one in breakers
-            for ops in one.values()
-            for state in ops.values()
-            if state == "open"
+            f"{name} {operation}"
+            for cache in list(self._attached.values())
+            for name, operations in cache.breakers().items()
+            for operation, state in operations.items()
+            if state != "closed"
         ]
         return {
             "is_healthy": not open_,
             "type": type(self).__name__,
             "backends": list(self._given.used),
-            "breakers": breakers,
+            "open_breakers": open_,
         }
 
     def close(self) -> None:
@@ -250,7 +242,7 @@ class KvdockL2Adapter(L2AdapterInterface):
             result = failed
             try:
                 result = work()
-            except Exception as error:  # LMCache waits for each task
+            except Exception as error:  # noqa: BLE001 - LMCache waits for each task
                 self._log.warning("task", f"a task of LMCache's failed: {error}", error)
             with self._lock:
                 kind.results[number] = result
@@ -314,7 +306,9 @@ class KvdockL2Adapter(L2AdapterInterface):
         for at, (key, memory) in enumerate(zip(keys, objects, strict=True)):
             page = self._arena.page(memory)
             if page < 0:
-                what = "an object lies outside of LMCache's first level, or off its grid"
+                what = (
+                    "an object lies outside of LMCache's first level, or off its grid"
+                )
                 self._log.warning("place", f"{what}: it is not stored")
                 continue
             form = Form.of_object(key, memory)
@@ -330,38 +324,36 @@ class KvdockL2Adapter(L2AdapterInterface):
 
     def _pool(self, form: Form) -> AttachedPool | None:
         """Return the pool of a form, attached when it is first met."""
-        with self._lock:
-            cache = self._attached.get(form)
-        if cache is not None:
-            return cache[POOL]
-        return self._attach(form)
+        cache = self._attached.get(form)
+        if cache is None:
+            with self._attaching:
+                cache = self._attached.get(form) or self._attach(form)
+        return None if cache is None else cache[POOL]
 
-    def _attach(self, form: Form) -> AttachedPool | None:
+    def _attach(self, form: Form) -> Attachment | None:
         given = self._given
-        with self._lock:
-            if form in self._attached:
-                return self._attached[form][POOL]
-            if time.monotonic() < self._retry_at.get(form, 0.0):
-                return None
-            try:
-                if len(self._attached) >= MOST_FORMS:
-                    raise KvdockError(f"there are {MOST_FORMS} kinds of objects already")
-                plan = self._plan(form)
-                cache = Attachment.open(
-                    self._dock,
-                    plan,
-                    form.namespace(given.own),
-                    {POOL: self._arena.region(form)},
-                    {n: own for n, own in given.backends.items() if n in plan.backends},
-                    core=given.core,
-                )
-            except KvdockError as error:
-                self._retry_at[form] = time.monotonic() + _RETRY_S
-                log.error("kvdock cannot keep objects of %s: %s", form, error)
-                return None
-            self._attached[form] = cache
-            log.info("kvdock stores objects of %s:\n%s", form, plan.explain())
-            return cache[POOL]
+        if time.monotonic() < self._retry_at.get(form, 0.0):
+            return None
+        if len(self._attached) >= MOST_FORMS:
+            self._log.warning("forms", f"more than {MOST_FORMS} forms: {form} has none")
+            return None
+        try:
+            plan = self._plan(form)
+            cache = Attachment.open(
+                self._dock,
+                plan,
+                form.namespace(given.own),
+                {POOL: self._arena.region(form)},
+                {n: own for n, own in given.backends.items() if n in plan.backends},
+                core=given.core,
+            )
+        except KvdockError as error:
+            self._retry_at[form] = time.monotonic() + _RETRY_S
+            self._log.warning("attach", f"{form} cannot be stored: {error}", error)
+            return None
+        self._attached[form] = cache
+        log.info("kvdock stores objects of %s:\n%s", form, plan.explain())
+        return cache
 
     def _plan(self, form: Form) -> Plan:
         given = self._given

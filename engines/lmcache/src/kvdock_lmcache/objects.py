@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 POOL = "kv"
 LEAST_STRIDE = 64
-"""LMCache aligns objects to 4 KiB; with less than this a table of pages is too large."""
+"""LMCache aligns objects to 4 KiB; with less, a table of pages would be too large."""
 
 
 @attrs.frozen
@@ -133,7 +133,7 @@ class Arena:
         """
         if described is None:
             raise AttachError(
-                "LMCache's first level has no memory on the host that could be described",
+                "LMCache's first level has no memory on the host",
                 fix="Use its memory in DRAM, and not on a device.",
             )
         stride = max(int(described.align_bytes), LEAST_STRIDE)

@@ -30,7 +30,7 @@ from kvdock_lmcache.objects import POOL
 from kvdock_s3.server import local_server
 
 
-class Listener(L2AdapterListener):
+class Listener(L2AdapterListener):  # type: ignore[misc]  # LMCache is not typed
     """Remembers what it is told."""
 
     def __init__(self) -> None:
