@@ -134,6 +134,9 @@ LMCACHE ?= python3
 bench-tiers-lmcache: ## Measure memory and disk beside LMCache's (LMCACHE=a Python that has both).
 	@$(LMCACHE) benchmarks/tier_lmcache.py $(ARGS)
 
+check-hicache-classes: ## Run the conformance kit on storage classes of SGLang's, and print the published table.
+	@PYTHON=$$($(PYTHON) engines/sglang/tests/environment.py) bash plugins/hicache/tests/classes.sh $(ARGS)
+
 check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, from npm.
 	@PYTHON=$(BIN)/python bash plugins/s3/tests/npm_servers.sh $(ARGS)
 
