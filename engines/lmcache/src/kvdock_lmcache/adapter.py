@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from kvdock_lmcache.settings import Configuration, collect
 
 if TYPE_CHECKING:
     from kvdock import AttachedPool
+    from kvdock.arrays import Int64Array
 
 log = logging.getLogger("kvdock.lmcache")
 
@@ -84,15 +86,6 @@ class _Kind:
     threads: ThreadPoolExecutor
     signal: Any = attrs.field(factory=create_event_notifier)
     results: dict[int, Any] = attrs.field(factory=dict)
-
-
-@attrs.frozen
-class _Part:
-    """Those objects of a task that have one form."""
-
-    positions: list[int] = attrs.field(factory=list)
-    hashes: list[str] = attrs.field(factory=list)
-    pages: list[int] = attrs.field(factory=list)
 
 
 class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
@@ -149,7 +142,7 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Store objects in the background; return the task's number."""
         failed = L2StoreResult(False, 0)
-        return self._submit(self._store, lambda: self._put(keys, objects), failed)
+        return self._submit(self._store, partial(self._put, keys, objects), failed)
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         """Return the results of stores that have ended, once each."""
@@ -165,8 +158,9 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
 
         Nothing is locked: what is evicted before it is loaded is a miss.
         """
-        work = lambda: self._find(keys, group_layout_descs)  # noqa: E731 - as the others
-        return self._submit(self._lookup, work, Bitmap(len(keys)))
+        nothing = Bitmap(len(keys))
+        find = partial(self._find, keys, group_layout_descs)
+        return self._submit(self._lookup, find, nothing)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:  # noqa: ANN401 - LMCache's Bitmap
         """Return which objects are there, once; None before the lookup has ended."""
@@ -178,8 +172,8 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
 
     def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Load objects in the background; return the task's number."""
-        work = lambda: self._get(keys, objects)  # noqa: E731 - as the others
-        return self._submit(self._load, work, Bitmap(len(keys)))
+        nothing = Bitmap(len(keys))
+        return self._submit(self._load, partial(self._get, keys, objects), nothing)
 
     def query_load_result(self, task_id: int) -> Any:  # noqa: ANN401 - LMCache's Bitmap
         """Return which objects are loaded, once; None before the load has ended."""
@@ -204,8 +198,8 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
             deadline_s = self._given.core.deadlines.until("delete")
             for placement in cache[POOL].placements:
                 placement.delete(hashes, deadline_s)
-            gone = there & ~cache[POOL].exists(hashes)
-            deleted = [mine[at] for at in np.flatnonzero(gone)]
+            gone = np.flatnonzero(there & ~cache[POOL].exists(hashes))
+            deleted = [mine[at] for at in gone]
             if deleted:
                 self._notify_keys_deleted(deleted, [form.nbytes] * len(deleted))
 
@@ -254,73 +248,67 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
     def _put(self, keys: list[Any], objects: list[Any]) -> Any:  # noqa: ANN401 - LMCache's L2StoreResult
         """Store what is not there, and tell LMCache's listeners of that alone."""
         stored, moved = 0, 0
-        for form, pool, part in self._parts(keys, objects):
-            there = pool.exists(part.hashes)
-            new = np.flatnonzero(~there)
-            outcomes = pool.put(
-                [part.hashes[at] for at in new], np.array(part.pages)[new]
-            )
-            good = new[outcomes == _OK]
-            stored += len(part.hashes) - len(new) + len(good)
+        for form, pool, at, hashes in self._grouped(keys, self._forms(keys, objects)):
+            new = np.flatnonzero(~pool.exists(hashes))
+            pages = [self._arena.page(objects[one]) for one in at[new]]
+            outcomes = pool.put([hashes[one] for one in new], pages)
+            good = [keys[one] for one in at[new[outcomes == _OK]]]
+            stored += len(at) - len(new) + len(good)
             moved += len(good) * form.nbytes
-            if len(good):
-                mine = [keys[part.positions[at]] for at in good]
-                self._notify_keys_stored(mine, [form.nbytes] * len(mine))
+            if good:
+                self._notify_keys_stored(good, [form.nbytes] * len(good))
         return L2StoreResult(stored == len(keys), moved)
 
     def _get(self, keys: list[Any], objects: list[Any]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
         found = Bitmap(len(keys))
-        loaded = []
-        for _, pool, part in self._parts(keys, objects):
-            outcomes = pool.get(part.hashes, part.pages)
-            for at in np.flatnonzero(outcomes == _OK).tolist():
-                found.set(part.positions[at])
-                loaded.append(keys[part.positions[at]])
+        for _, pool, at, hashes in self._grouped(keys, self._forms(keys, objects)):
+            pages = [self._arena.page(objects[one]) for one in at]
+            for one in at[pool.get(hashes, pages) == _OK].tolist():
+                found.set(one)
+        loaded = [keys[one] for one in found.get_indices_list()]
         if loaded:
             self._notify_keys_accessed(loaded)
         return found
 
     def _find(self, keys: list[Any], layouts: Mapping[int, Any]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
         found = Bitmap(len(keys))
-        parts: dict[Form, _Part] = {}
-        for at, key in enumerate(keys):
-            group = key.object_group_id
-            form = self._last.get((key.model_name, group))
-            form = form or Form.of_layout(key, layouts.get(group))
-            if form is not None:
-                part = parts.setdefault(form, _Part())
-                part.positions.append(at)
-                part.hashes.append(page_hash(key))
-        for form, part in parts.items():
-            pool = self._pool(form)
-            if pool is not None:
-                for at in np.flatnonzero(pool.exists(part.hashes)).tolist():
-                    found.set(part.positions[at])
+        forms = [
+            self._last.get((key.model_name, key.object_group_id))
+            or Form.of_layout(key, layouts.get(key.object_group_id))
+            for key in keys
+        ]
+        for _, pool, at, hashes in self._grouped(keys, forms):
+            for one in at[pool.exists(hashes)].tolist():
+                found.set(one)
         return found
 
-    def _parts(
-        self, keys: Sequence[Any], objects: Sequence[Any]
-    ) -> Iterator[tuple[Form, AttachedPool, _Part]]:
-        """Yield the objects of each form; what has no place here is left out."""
-        parts: dict[Form, _Part] = {}
-        for at, (key, memory) in enumerate(zip(keys, objects, strict=True)):
-            page = self._arena.page(memory)
-            if page < 0:
-                what = (
-                    "an object lies outside of LMCache's first level, or off its grid"
-                )
-                self._log.warning("place", f"{what}: it is not stored")
-                continue
-            form = Form.of_object(key, memory)
-            self._last[key.model_name, key.object_group_id] = form
-            part = parts.setdefault(form, _Part())
-            part.positions.append(at)
-            part.hashes.append(page_hash(key))
-            part.pages.append(page)
-        for form, part in parts.items():
+    def _forms(self, keys: list[Any], objects: list[Any]) -> list[Form | None]:
+        """Return the form of each object; None for what has no page."""
+        forms: list[Form | None] = []
+        for key, memory in zip(keys, objects, strict=True):
+            form = None
+            if self._arena.page(memory) < 0:
+                what = "an object lies outside of LMCache's first level, or off its"
+                self._log.warning("place", f"{what} alignment: it is not stored")
+            else:
+                form = Form.of_object(key, memory)
+                self._last[key.model_name, key.object_group_id] = form
+            forms.append(form)
+        return forms
+
+    def _grouped(
+        self, keys: list[Any], forms: list[Form | None]
+    ) -> Iterator[tuple[Form, AttachedPool, Int64Array, list[str]]]:
+        """Yield the keys of each form that has a pool: its positions and hashes."""
+        groups: dict[Form, list[int]] = {}
+        for at, form in enumerate(forms):
+            if form is not None:
+                groups.setdefault(form, []).append(at)
+        for form, own in groups.items():
             pool = self._pool(form)
             if pool is not None:
-                yield form, pool, part
+                hashes = [page_hash(keys[at]) for at in own]
+                yield form, pool, np.array(own), hashes
 
     def _pool(self, form: Form) -> AttachedPool | None:
         """Return the pool of a form, attached when it is first met."""

@@ -13,8 +13,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.metadata import version
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -53,29 +54,17 @@ class Form:
         """Return the form of an object in memory."""
         meta = memory.metadata
         shapes, dtypes = meta.shapes or [meta.shape], meta.dtypes or [meta.dtype]
-        return cls._of(key, shapes, dtypes, int(memory.get_size()))
+        nbytes = int(memory.get_size())
+        return cls(key.model_name, _plain(shapes), tuple(map(str, dtypes)), nbytes)
 
     @classmethod
     def of_layout(cls, key: Any, layout: Any) -> Form | None:  # noqa: ANN401 - LMCache's MemoryLayoutDesc
         """Return the form that a lookup expects; None if LMCache does not say."""
         if layout is None or not layout.shapes:
             return None
-        sizes = (
-            math.prod(shape) * dtype.itemsize
-            for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True)
-        )
-        return cls._of(key, layout.shapes, layout.dtypes, sum(sizes))
-
-    @classmethod
-    def _of(
-        cls,
-        key: Any,  # noqa: ANN401 - LMCache's ObjectKey
-        shapes: Sequence[Any],
-        dtypes: Sequence[object],
-        nbytes: int,
-    ) -> Form:
-        plain = tuple(tuple(int(one) for one in shape) for shape in shapes)
-        return cls(key.model_name, plain, tuple(map(str, dtypes)), nbytes)
+        shapes, dtypes = _plain(layout.shapes), layout.dtypes
+        nbytes = sum(map(mul, map(math.prod, shapes), (one.itemsize for one in dtypes)))
+        return cls(key.model_name, shapes, tuple(map(str, dtypes)), nbytes)
 
     @property
     def pool(self) -> PoolSpec:
@@ -161,6 +150,10 @@ class Arena:
         start = int(memory.data_ptr) - self.address
         inside = 0 <= start <= self.nbytes - int(memory.get_size())
         return -1 if not inside or start % self.stride else start // self.stride
+
+
+def _plain(shapes: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(int, shape)) for shape in shapes)
 
 
 def page_hash(key: Any) -> str:  # noqa: ANN401 - LMCache's ObjectKey

@@ -54,14 +54,8 @@ Configuration = EngineConfiguration[AdapterSettings]
 """All settings of one adapter."""
 
 
-def collect(
-    given: Mapping[str, object], *, environ: Mapping[str, str] | None = None
-) -> Configuration:
+def collect(given: Mapping[str, object]) -> Configuration:
     """Read LMCache's mapping, the environment and kvdock's own file.
-
-    Args:
-        given: LMCache's mapping.
-        environ: Where variables are read.
 
     Raises:
         SettingsError: If a setting is missing, wrong or unknown.
@@ -80,5 +74,5 @@ def collect(
             fix='Add "revision": a commit or a checksum; LMCache\'s keys have none.',
         )
     return load_engine_configuration(
-        own, own.plugin, rest, defaults=DEFAULTS, environ=environ, lenient=True
+        own, own.plugin, rest, defaults=DEFAULTS, lenient=True
     )
