@@ -132,14 +132,9 @@ class Arena:
         """Return this memory as overlapping pages of one size.
 
         Raises:
-            AttachError: If no object fits.
+            RegionError: If no object fits.
         """
         pages = (self.nbytes - form.nbytes) // self.stride + 1
-        if pages < 1 or not form.nbytes:
-            raise AttachError(
-                f"an object of {form.nbytes} bytes does not fit in the "
-                f"{self.nbytes} bytes of LMCache's first level"
-            )
         block = Block(self.address, self.nbytes)
         rows = RowLayout(row_bytes=form.nbytes, pieces=((0, form.nbytes),))
         one = Region.of_rows(form.pool, Shard(), block, 1, rows)

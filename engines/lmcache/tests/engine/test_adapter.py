@@ -200,10 +200,17 @@ def test_wrong_bytes_are_a_miss(files: Rig, tmp_path: Path) -> None:
     assert files.load(keys(1), memory) == []
 
 
-def test_an_object_elsewhere_fails_its_task_and_no_other(files: Rig) -> None:
-    strange = memory_object(
-        torch.zeros(16384, dtype=torch.uint8), 0, SHAPE, torch.bfloat16
-    )
+@pytest.mark.parametrize("start", [(2 << 20) + 64, 4 << 20, (4 << 20) - 4096])
+def test_an_object_elsewhere_fails_its_task_and_no_other(
+    files: Rig, start: int
+) -> None:
+    """Off the grid, behind the first level, and half behind it."""
+    memory = torch.zeros(5 << 20, dtype=torch.uint8)
+    files.adapter.close()
+    files.first = FirstLevel(memory[: 4 << 20])
+    files.__attrs_post_init__()
+    raw = memory[start : start + 16384]
+    strange = memory_object(raw, 0, SHAPE, torch.bfloat16)
     mine = files.first.objects([5])
     assert not files.store(keys(2), [strange, *mine]).is_successful()
     assert files.lookup(keys(2)) == [1]
@@ -290,6 +297,7 @@ def test_memory_on_a_device_and_wrong_settings_are_refused_by_name(
 def test_a_first_level_smaller_than_an_object_takes_nothing(tmp_path: Path) -> None:
     rig = Rig(on_files(tmp_path / "store"), FirstLevel(torch.zeros(8192).byte()))
     assert rig.lookup(keys(1)) == []
+    assert not rig.adapter._attached
     rig.adapter.close()
 
 
