@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # In the order in which they need each other.
-ENGINES := engines/transformers engines/sglang engines/vllm
+ENGINES := engines/transformers engines/sglang engines/vllm engines/lmcache
 DISTS := core segments $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)) cli $(ENGINES)
 TYPED := $(DISTS) tests benchmarks examples/models
 # Only the tests ask for these extras.
@@ -83,6 +83,9 @@ test-vllm: ## Run vLLM itself on the CPU, in an environment of its own.
 test-vllm-all: ## The same with every family of models.
 	$(PYTHON) engines/vllm/tests/vllm_environment.py --all $(ARGS)
 
+test-lmcache: ## Run LMCache's own benchmark and storage manager on kvdock, in an environment of its own.
+	$(PYTHON) engines/lmcache/tests/lmcache_environment.py --test $(ARGS)
+
 test-identity: ## Vary every argument of vLLM that a CPU can vary: may pages be shared?
 	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) engines/vllm/tests/identity_gate.py $(ARGS)
 
@@ -124,9 +127,15 @@ bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone, boto3 and NI
 bench-tiers: $(STAMP) ## Replay a load over memory, disk and a slow far tier, beside what bounds it.
 	@$(BIN)/python benchmarks/tier_replay.py $(ARGS)
 
+bench-lmcache: ## Measure kvdock's file below LMCache against LMCache's own file adapter.
+	@$$($(PYTHON) engines/lmcache/tests/lmcache_environment.py) benchmarks/lmcache_l2.py $(ARGS)
+
 LMCACHE ?= python3
 bench-tiers-lmcache: ## Measure memory and disk beside LMCache's (LMCACHE=a Python that has both).
 	@$(LMCACHE) benchmarks/tier_lmcache.py $(ARGS)
+
+check-hicache-classes: ## Run the conformance kit on storage classes of SGLang's, and print the published table.
+	@PYTHON=$$($(PYTHON) engines/sglang/tests/environment.py) bash plugins/hicache/tests/classes.sh $(ARGS)
 
 check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, from npm.
 	@PYTHON=$(BIN)/python bash plugins/s3/tests/npm_servers.sh $(ARGS)
@@ -177,5 +186,5 @@ try-release: $(STAMP) ## The same, uploaded to an index on loopback and installe
 	@PYTHON=$(BIN)/python bash .ci/release --try
 
 clean: ## Remove the environments and everything that was built.
-	rm -rf $(VENV) .venv-sglang .venv-vllm .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-sglang .venv-vllm .venv-lmcache .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

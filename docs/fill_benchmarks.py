@@ -27,6 +27,8 @@ ABOUT = {
     "direct": "Pages sent straight to another process (`make bench-direct`)",
     "sglang": "SGLang with kvdock, beside its own file store (`make bench-sglang`)",
     "vllm": "vLLM with kvdock, beside its own file tier (`make bench-vllm`)",
+    "lmcache": "LMCache's second level on kvdock's file, beside its own file adapter "
+    "(`make bench-lmcache`)",
     "sessions": "What the core adds to a batch (`make bench`)",
     "safe": "Paths for engines that cannot hold pages back (`make bench`)",
     "startup": "Starting and listing (`make bench`)",

@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin
 import attrs
 from generated import DOCS, code, table, write_or_compare
 
+import kvdock_lmcache.settings
 import kvdock_sglang.settings
 import kvdock_vllm.settings
 from kvdock import Dock
@@ -158,7 +159,11 @@ def page() -> str:
         *sections("Every adapter", EngineSettings),
     ]
     common = fields_of(EngineSettings)
-    for name, module in (("SGLang", kvdock_sglang), ("vLLM", kvdock_vllm)):
+    for name, module in (
+        ("SGLang", kvdock_sglang),
+        ("vLLM", kvdock_vllm),
+        ("LMCache", kvdock_lmcache),
+    ):
         own = module.settings.AdapterSettings
         given = [row for row in rows(own) if row[0].strip("`") not in common]
         blocks.append(f"### {name}\n")

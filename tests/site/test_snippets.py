@@ -39,7 +39,7 @@ MOST_NOT_RUN = {
     "server": 20,
     "gpu": 2,
     "cluster": 14,
-    "engine": 16,
+    "engine": 21,
     "root": 6,
     "checkout": 12,
     "long": 8,

@@ -32,6 +32,7 @@ WORKSPACE = {
     "segments": "",
     "plugins/file": "",
     "plugins/hf3fs": "",
+    "plugins/hicache": "",
     "plugins/mooncake": "[cpu]",
     "plugins/nixl": "[cu12]",
     "plugins/s3": "[demo]",

@@ -31,21 +31,24 @@ WORKSPACE = {
     "core": "",
     "segments": "",
     "plugins/file": "",
+    "plugins/hicache": "",
     "plugins/mooncake": "[cpu]",
     "plugins/nixl": "[cu12]",
     "plugins/s3": "[demo]",
     "cli": "",
     "engines/vllm": "",
 }
-API = ROOT / "engines" / "vllm" / "src" / "kvdock_vllm" / "engine_api.py"
 
 
-def _tested() -> str:
+def _tested(engine: str) -> str:
     """Return the newest tested version: nothing of kvdock is installed yet."""
-    return API.read_text().partition("TESTED = (")[2].partition(")")[0].split('"')[-2]
+    api = ROOT / "engines" / engine / "src" / f"kvdock_{engine}" / "engine_api.py"
+    return api.read_text().partition("TESTED = (")[2].partition(")")[0].split('"')[-2]
 
 
-VLLM = _tested()
+VLLM = _tested("vllm")
+SGLANG = _tested("sglang")
+"""Whose storage classes are a backend here; without its dependencies."""
 
 CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -96,7 +99,7 @@ def _folders() -> list[Path]:
 def _recipe() -> str:
     """Return a digest of everything that decides what is installed."""
     digest = hashlib.sha256()
-    digest.update(VLLM.encode())
+    digest.update(f"{VLLM} {SGLANG}".encode())
     own = (HERE / "requirements.txt", HERE / "cpu_copies" / "pyproject.toml")
     for path in [*own, Path(__file__)]:
         digest.update(path.read_bytes())
@@ -123,6 +126,7 @@ def build() -> Path:
     _pip("uninstall", "--yes", *FOREIGN)
     _let_torchvision_load()
     _pip("install", "-r", str(HERE / "requirements.txt"))
+    _pip("install", "--no-deps", f"sglang=={SGLANG}")
     _say("installing the workspace: " + ", ".join(f.name for f in _folders()))
     for folder in _folders():
         _pip("install", "-e", f"{folder}{WORKSPACE[str(folder.relative_to(ROOT))]}")

@@ -1,0 +1,28 @@
+"""SGLang's own storage class as a backend: the conformance kit on `HiCacheFile`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from kvdock.testing import BackendContract
+
+pytest.importorskip("kvdock_hicache")
+
+
+class TestHiCacheFile(BackendContract):
+    plugin = "hicache"
+    large_objects = False
+
+    @pytest.fixture(params=["generic", "v2"])
+    def config(
+        self, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> Mapping[str, object]:
+        return {
+            "storage_class": "sglang.srt.mem_cache.hicache_storage:HiCacheFile",
+            "extra_config": {"file_storage_path": str(tmp_path / "store")},
+            "form": request.param,
+            "memory": "32 MiB",
+        }

@@ -1,0 +1,1 @@
+"""kvdock backend that keeps pages through storage classes of SGLang HiCache."""
