@@ -21,6 +21,12 @@ ROUND = 16
 MOST_ROUNDS = 512
 """128 MiB: a small store is full by then."""
 
+KEPT = 4
+"""Of how many pages one may be left when a store makes room."""
+
+WIDE = 8
+"""How much more than its pages a full store may say that it has room for."""
+
 GRACE_S = 3.0
 """How much later than its deadline a call may end on a busy machine."""
 
@@ -72,23 +78,43 @@ class LimitTests:
             f"it took {MOST_ROUNDS * ROUND * PAGE_BYTES >> 20} MiB into a small store "
             "and neither rejected nor evicted anything"
         )
+        there = sum(int(setup.exists(good).sum()) for good in taken if good)
+        self._fill_level_is_true(setup, there)
         for good in taken:
             if case:
                 setup.get(good)
             elif good:
                 setup.loaded(good)
         if case:
+            most = sum(map(len, taken))
+            assert there * KEPT > most, (
+                f"{there} of {most} pages are left of a store that was full a moment "
+                "ago: it evicts more than it needs"
+            )
             self._room_is_made(setup)
         else:
             self._room_comes_back(setup, taken)
 
+    def _fill_level_is_true(self, setup: Setup, there: int) -> None:
+        """Compare what a full store reports with the pages that it has."""
+        reports = setup.backend.manifest.capacity
+        level = setup.backend.capacity(setup.handle) if reports else None
+        if level is None or not level.limit_bytes:
+            return
+        nbytes = there * PAGE_BYTES
+        assert nbytes <= level.limit_bytes < WIDE * nbytes, (
+            f"a full store has {nbytes} bytes of pages, and reports that they may take "
+            f"{level.limit_bytes}"
+        )
+
     def _room_is_made(self, setup: Setup) -> None:
         deadline = setup.until(ROOM_S)
-        taken = setup.put(page_hashes(1, "newest"))
+        newest = page_hashes(ROUND, "newest")
+        taken = setup.put(newest)
         # A store may make room in the background, and reject pages meanwhile.
         while (taken != Outcome.OK).any() and time.monotonic() < deadline:
             time.sleep(0.02)
-            taken = setup.put(page_hashes(1, "newest"))
+            taken = setup.put(newest)
         assert (taken == Outcome.OK).all(), (
             "it declares that it evicts, and a full store still answers "
             f"{spelled(taken)} after {setup.scale.seconds(ROOM_S):.0f} s"
