@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import AbstractContextManager
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import attrs
 from reference import Handle, MemoryReference, ReferenceSettings, Shelf, ShelfOracle
@@ -43,7 +43,7 @@ class ServerShelf:
 
     def of(self, key: str) -> Client:
         """Return the server of a key."""
-        return self.clients[crc32(key.encode()) % len(self.clients)]
+        return self.clients[blake2b(key.encode()).digest()[0] % len(self.clients)]
 
     def read(self, key: str) -> bytes | None:
         """Return a blob, or None."""
@@ -93,6 +93,13 @@ class ServerReference(MemoryReference):
             return super().step(handle, batch, row)
         except TimeoutError:
             return Outcome.TIMEOUT
+        except OSError:
+            return Outcome.UNAVAILABLE
+
+    def retain(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Change the times of a key, unless its server is gone."""
+        try:
+            return super().retain(handle, batch, row)
         except OSError:
             return Outcome.UNAVAILABLE
 

@@ -128,7 +128,7 @@ class Servers:
     def start(self, number: int) -> None:
         """Start one, at its old port if it had one."""
         known = number < len(self.ports)
-        process = subprocess.Popen(  # noqa: S603 - this file
+        process = subprocess.Popen(
             [
                 *(sys.executable, __file__),
                 *(str(self.ports[number] if known else 0), self.folders[number]),

@@ -546,14 +546,15 @@ class ClearsTheFirstThousand(MemoryMutant):
 
 
 class EvictsTheRound(MemoryMutant):
-    """Drops all that it has when it is full, and refuses what it had to make room for."""
+    """Drops all that it has when it is full, and refuses what it was asked for."""
 
     image_of = "a cache that is flushed when an upload does not fit"
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def room(self, handle: Handle, nbytes: int) -> bool:
         """Forget everything."""
-        if handle.shelf.used() + nbytes <= handle.quota_bytes or not handle.quota_bytes:
+        quota = handle.quota_bytes
+        if not quota or handle.shelf.used() + nbytes <= quota:
             return True
         for key in list(handle.shelf.names()):
             if key not in self.promised(handle):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import attrs
 import numpy as np
@@ -46,7 +46,7 @@ class Heartbeat:
     _end: threading.Event = attrs.field(factory=threading.Event, init=False)
     _thread: threading.Thread = attrs.field(init=False)
 
-    def __enter__(self) -> Heartbeat:
+    def __enter__(self) -> Self:
         """Begin to beat."""
         self._thread = threading.Thread(target=self._beat)
         self._thread.start()
@@ -118,9 +118,11 @@ class AwayTests:
                 keys = setup.keys(LATER)
                 _in_time(
                     setup,
-                    lambda at, asked=(operation, keys): setup.call(  # type: ignore[misc] # bound now
-                        Batch(*asked, deadline_s=at)
-                    ).outcomes,
+                    lambda at, asked=(operation, keys): (
+                        setup.call(  # type: ignore[misc] # bound now
+                            Batch(*asked, deadline_s=at)
+                        ).outcomes
+                    ),
                 )
             taken = (put == Outcome.OK).all(axis=1)
             assert fault == "halved" or not taken.any(), (
@@ -132,8 +134,8 @@ class AwayTests:
         if fault in ("frozen", "refusing") or durable:
             kept += OLD
         if not setup.backend.manifest.eviction:
-            lost = ~setup.exists(kept)
-            assert not lost.any(), f"{lost.sum()} pages are gone that were called stored"
+            lost = int((~setup.exists(kept)).sum())
+            assert not lost, f"{lost} pages are gone that were called stored"
         setup.get(OLD + NEW)
 
     @staticmethod

@@ -103,8 +103,8 @@ class WriteTests:
         while (rest_s := end - time.monotonic()) > 0:
             time.sleep(rest_s)
         assert rig.exists(page_hashes(5)).all(), (
-            f"pages are gone after {harness.stays_s:.0f} s, although it declares no eviction "
-            "and nothing was deleted"
+            f"pages are gone after {harness.stays_s:.0f} s, although it declares no "
+            "eviction and nothing was deleted"
         )
         rig.loaded(page_hashes(5))
 
