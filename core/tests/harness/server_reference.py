@@ -116,10 +116,16 @@ class ServerOracle(ShelfOracle):
     """Peeks and pokes on servers, and takes them away."""
 
     failing = Oracle.failing
+    shelf: ServerShelf
 
     def __init__(self, servers: Servers) -> None:
         super().__init__(ServerShelf(tuple(Client(port) for port in servers.ports)))
         self.servers = servers
+
+    def close(self) -> None:
+        """Close its connections."""
+        for client in self.shelf.clients:
+            client.close()
 
     def frozen(self) -> AbstractContextManager[None]:
         """Let the servers answer nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,8 +97,9 @@ class TestServer(BackendContract):
         return {"store": servers.addresses}
 
     @pytest.fixture
-    def oracle(self, servers: Servers) -> Oracle:
-        return ServerOracle(servers)
+    def oracle(self, servers: Servers) -> Iterator[Oracle]:
+        with closing(ServerOracle(servers)) as oracle:
+            yield oracle
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,9 +80,10 @@ def _served(mutant: type[ServerMutant]) -> Contract:
         return {"store": servers.addresses}
 
     @pytest.fixture
-    def oracle(self: object, servers: Servers) -> Oracle:
+    def oracle(self: object, servers: Servers) -> Iterator[Oracle]:
         del self
-        return ServerOracle(servers)
+        with closing(ServerOracle(servers)) as oracle:
+            yield oracle
 
     return type(
         class_of(mutant),
