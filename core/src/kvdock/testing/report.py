@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 VARIABLE = "_KVDOCK_CHECKUP"
 """The variable that names the check to the child process."""
 
+SUITES = "kvdock.testing.installed"
+"""The module that has the suites."""
+
 
 @attrs.frozen(kw_only=True)
 class CheckReport:
@@ -155,23 +158,23 @@ def check(  # noqa: PLR0913 - what a check depends on
             for tier, own in tiers.items()
             for key, value in own.items()
         }
-    words = {
-        "plugin": name,
-        "settings": dict(settings),
-        "small": small,
-        "tiers": tiers or {},
-        "scale": Scale(scale).factor,
-        "large_objects": large_objects,
-        "stays_s": stays_s,
-    }
+    words = spelled_words(
+        name,
+        settings,
+        small=small,
+        tiers=tiers,
+        scale=scale,
+        large_objects=large_objects,
+        stays_s=stays_s,
+    )
     suite = "TestTiers" if tiers else "TestContract"
-    targets = [f"kvdock.testing.installed::{suite}"]
+    targets = [f"{SUITES}::{suite}"]
     if faults:
-        targets.append("kvdock.testing.installed::TestFaults")
+        targets.append(f"{SUITES}::TestFaults")
     record = run_tests(
         # An editable installation lies below a checkout's own conftest.
         ["--noconftest", *(("-k", only) if only else ()), "--pyargs", *targets],
-        environ={VARIABLE: json.dumps(words, default=str)},
+        environ={VARIABLE: words},
         timeout_s=timeout_s,
         test_limit_s=Scale(scale).seconds(TEST_LIMIT_S),
         watch=watch,
@@ -187,6 +190,29 @@ def check(  # noqa: PLR0913 - what a check depends on
         only=only,
         routes=() if tiers else family_routes(backend),
     )
+
+
+def spelled_words(  # noqa: PLR0913 - what a check depends on
+    name: str,
+    settings: Mapping[str, object],
+    *,
+    small: Mapping[str, object] | None = None,
+    tiers: Mapping[str, Mapping[str, object]] | None = None,
+    scale: float = 1.0,
+    large_objects: bool = True,
+    stays_s: float = 3.0,
+) -> str:
+    """Spell what to check for the process that runs the tests; see `check`."""
+    words = {
+        "plugin": name,
+        "settings": dict(settings),
+        "small": small,
+        "tiers": tiers or {},
+        "scale": Scale(scale).factor,
+        "large_objects": large_objects,
+        "stays_s": stays_s,
+    }
+    return json.dumps(words, default=str)
 
 
 def resolve_settings(
