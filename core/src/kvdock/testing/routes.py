@@ -47,7 +47,7 @@ _ASKED: Mapping[PoolKind, HitPolicy] = MappingProxyType(
 
 def family_routes(backend: Backend) -> tuple[Route, ...]:
     """Return where a pool of each family would go, in its engines' own words."""
-    found = []
+    found: list[Route] = []
     for kind in PoolKind:
         mine = backend.manifest.kinds.get(kind, KindSupport())
         policy = _ASKED.get(kind, HitPolicy.ALL_PAGES)

@@ -133,7 +133,7 @@ def _suite(mutant: Mutant) -> Contract:
             "config": config,
             "small": small,
             "oracle": oracle,
-            "stays_s": mutant.stays_s if folder else 3.0,
+            "stays_s": getattr(mutant, "stays_s", 3.0),
         },
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import attrs
@@ -115,15 +116,7 @@ class AwayTests:
             put = _in_time(setup, lambda at: setup.put(NEW, deadline_s=at))
             _in_time(setup, lambda at: setup.get(OLD, deadline_s=at))
             for operation in (Operation.EXISTS, Operation.DELETE):
-                keys = setup.keys(LATER)
-                _in_time(
-                    setup,
-                    lambda at, asked=(operation, keys): (
-                        setup.call(  # type: ignore[misc] # bound now
-                            Batch(*asked, deadline_s=at)
-                        ).outcomes
-                    ),
-                )
+                _in_time(setup, partial(_ask, setup, operation))
             taken = (put == Outcome.OK).all(axis=1)
             assert fault == "halved" or not taken.any(), (
                 f"{taken.sum()} of {len(NEW)} pages are called stored while their "
@@ -145,10 +138,8 @@ class AwayTests:
 
         def used() -> bool:
             soon = time.monotonic() + setup.scale.seconds(GRACE_S)
-            found = []
-            for call in (setup.put, setup.get):
-                answer = _answered(lambda call=call: call(LATER, deadline_s=soon))  # type: ignore[misc] # bound now
-                found.append(answer)
+            calls: list[Callable[..., OutcomeArray]] = [setup.put, setup.get]
+            found = [_answered(partial(one, LATER, deadline_s=soon)) for one in calls]
             seen[:] = [spelled(answer) for answer in found]
             return all((answer == Outcome.OK).all() for answer in found)
 
@@ -157,6 +148,12 @@ class AwayTests:
             f"a store that was {fault} is back, and {back_s:.0f} s later put and get "
             f"are answered {' and '.join(seen)}"
         )
+
+
+def _ask(setup: Setup, operation: Operation, deadline_s: float) -> OutcomeArray:
+    """Ask about pages, or delete them, by a deadline."""
+    batch = Batch(operation, setup.keys(LATER), deadline_s=deadline_s)
+    return setup.call(batch).outcomes
 
 
 def _answered(call: Callable[[], OutcomeArray]) -> OutcomeArray:
