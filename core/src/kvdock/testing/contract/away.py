@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 
 from kvdock.batch import Batch, Operation, Outcome
@@ -20,7 +19,7 @@ from kvdock.testing.harness import becomes, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kvdock.arrays import OutcomeArray
     from kvdock.testing.harness import Harness, Setup
@@ -39,31 +38,26 @@ BACK_S = 10.0
 """How long a store that is back may stay unused."""
 
 
-@attrs.define(eq=False)
-class Heartbeat:
-    """A thread of the engine, and the longest time for which it could not run."""
+@contextmanager
+def heartbeat() -> Iterator[list[float]]:
+    """Let a thread of the engine beat; yield the times for which it could not run."""
+    gaps = [0.0]
+    end = threading.Event()
 
-    longest_s: float = 0.0
-    _end: threading.Event = attrs.field(factory=threading.Event, init=False)
-    _thread: threading.Thread = attrs.field(init=False)
-
-    def __enter__(self) -> Self:
-        """Begin to beat."""
-        self._thread = threading.Thread(target=self._beat)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the thread."""
-        self._end.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
+    def beat() -> None:
         last = time.monotonic()
-        while not self._end.wait(BEAT_S):
-            self._end.wait(0)
+        while not end.wait(BEAT_S):
             now = time.monotonic()
-            self.longest_s, last = max(self.longest_s, now - last), now
+            gaps.append(now - last)
+            last = now
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield gaps
+    finally:
+        end.set()
+        thread.join()
 
 
 class AwayTests:
@@ -169,11 +163,11 @@ def _answered(call: Callable[[], OutcomeArray]) -> OutcomeArray:
 def _in_time(setup: Setup, call: Callable[[float], OutcomeArray]) -> OutcomeArray:
     """Return the answer to a call that has little time; assert that it ends."""
     began = time.monotonic()
-    with Heartbeat() as heart:
+    with heartbeat() as gaps:
         found = _answered(lambda: call(began + GIVE_S))
     took = time.monotonic() - began
-    assert heart.longest_s < setup.scale.seconds(STILL_S), (
-        f"no other thread ran for {heart.longest_s:.1f} s: a call that waits for its "
+    assert max(gaps) < setup.scale.seconds(STILL_S), (
+        f"no other thread ran for {max(gaps):.1f} s: a call that waits for its "
         "store holds the interpreter's lock"
     )
     assert took < GIVE_S + setup.scale.seconds(GRACE_S), (

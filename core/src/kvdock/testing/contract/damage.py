@@ -53,14 +53,6 @@ class Target:
         return byte, self.data[:offset] + byte + self.data[offset + 1 :]
 
 
-def _flip(at: float) -> Harm:
-    def harm(oracle: Oracle, target: Target) -> None:
-        offset = round(at * (len(target.data) - 1))
-        oracle.poke(target.key, offset, target.changed(offset)[0])
-
-    return harm
-
-
 _LENGTHS: tuple[tuple[str, Harm], ...] = (
     ("truncated", lambda oracle, it: oracle.resize(it.key, len(it.data) - 7)),
     ("emptied", lambda oracle, it: oracle.resize(it.key, 0)),
@@ -68,9 +60,6 @@ _LENGTHS: tuple[tuple[str, Harm], ...] = (
     ("removed", lambda oracle, it: oracle.remove(it.key)),
 )
 _CONTENT: tuple[tuple[str, Harm], ...] = (
-    ("first-byte-flipped", _flip(0)),
-    ("middle-byte-flipped", _flip(0.5)),
-    ("last-byte-flipped", _flip(1)),
     ("zeroed", lambda oracle, it: oracle.poke(it.key, 0, bytes(len(it.data)))),
     ("two-objects-swapped", lambda oracle, it: oracle.swap(it.key, it.other)),
 )
