@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from reference import (
+    CHECK_BYTES,
     DictShelf,
     FolderShelf,
     Handle,
@@ -632,20 +633,25 @@ class RemembersAbsence(FolderMutant):
 
 
 class ChecksThenSets(FolderMutant):
-    """Looks whether a key is there, and writes it some time later."""
+    """Looks whether a key is there, and writes it part by part some time later."""
 
-    image_of = "EXISTS and then SET: of two writers both are first"
+    image_of = "EXISTS and then SET of each part: two writers mix their parts"
     caught_by = "test_of_two_that_store_a_key_at_once_one_is_kept"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Let others in between the two."""
+        """Let others in between, and between the parts."""
         limit = self.manifest().max_object_bytes
         if len(data) > limit:
             return Outcome.REFUSED
         if self.get(handle, key, len(data))[0] is Outcome.OK:
             return Outcome.OK
-        time.sleep(0.002)
-        handle.shelf.write(key, sealed(key, data))
+        half = len(data) // 2
+        for part in (slice(0, half), slice(half, None)):
+            time.sleep(0.001 + data[-1] * 2e-5)  # as fast as the network is just now
+            there = (handle.shelf.read(key) or sealed(key, data))[CHECK_BYTES:]
+            mixed = bytearray(there)
+            mixed[part] = data[part]
+            handle.shelf.write(key, sealed(key, bytes(mixed)))
         return Outcome.OK
 
 
