@@ -9,7 +9,7 @@ import pytest
 
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools.enums import PoolKind
-from kvdock.testing.claims import Claim, claims_of, unproven
+from kvdock.testing.claims import FAULTS, Claim, Proof, claims_of, judged
 from kvdock.testing.contract import BackendContract
 from kvdock.testing.contract.suite import proofs
 from kvdock.testing.subprocess import FinishedRun
@@ -43,7 +43,11 @@ def test_a_declared_grade_is_a_claim(capability: str, grade: Support) -> None:
 
 def test_a_scope_is_a_claim_as_far_as_it_reaches() -> None:
     found = claims_of(manifest(durability=Scope.HOST, clear_reach=Scope.NAMESPACE))
-    assert found == (Claim("durability", "host"), Claim("clear_reach", "namespace"))
+    assert found == (
+        Claim("durability", "host"),
+        Claim("clear_reach", "namespace"),
+        Claim("durability of hosts", "host", beyond=True),
+    )
 
 
 def test_what_kinds_declare_is_a_claim_for_each_of_them() -> None:
@@ -65,22 +69,39 @@ def test_a_claim_whose_tests_were_all_skipped_is_not_proven() -> None:
         ended("test_full", "passed"),
     ]
     proves = {"test_damage": "integrity", "test_full": "eviction"}
-    (lacking,) = unproven(claims, proves, runs)
+    lacking, tried = judged(claims, proves, runs)
     assert (lacking.claim, lacking.reasons) == (claims[0], ("no oracle",))
+    assert (lacking.proof, tried.proof) == (Proof.NOT_PROVEN, Proof.PROVEN)
+    assert lacking.lacking
 
 
-@pytest.mark.parametrize("how", ["passed", "failed"])
-def test_one_test_that_ran_is_a_trial_whatever_came_of_it(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "proof"), [("passed", Proof.PROVEN), ("failed", Proof.FAILED)]
+)
+def test_one_test_that_ran_is_a_trial_whatever_came_of_it(
+    how: str, proof: Proof
+) -> None:
     runs = [ended("test_damage", "skipped"), ended("test_damage", how, "zeroed")]
-    assert not unproven(
-        [Claim("integrity", "native")], {"test_damage": "integrity"}, runs
-    )
+    claims, proves = [Claim("integrity", "native")], {"test_damage": "integrity"}
+    (word,) = judged(claims, proves, runs)
+    assert word.proof is proof
+    assert not word.lacking
+
+
+def test_what_is_about_more_than_a_host_is_not_provable_here() -> None:
+    claims = [Claim("durability of hosts", "cluster", beyond=True), Claim("frozen", "")]
+    runs = [ended("test_away", "skipped", why="the oracle cannot freeze the store")]
+    beyond, fault = judged(claims, {"test_away": "frozen"}, runs)
+    assert beyond.proof is Proof.NOT_HERE
+    assert fault.proof is Proof.NOT_PROVEN
+    assert fault.reasons == ("the oracle cannot freeze the store",)
+    assert not any(word.lacking for word in (beyond, fault))
 
 
 def test_a_trial_of_one_kind_proves_nothing_of_another() -> None:
     claims = [Claim("draft", "native", kind) for kind in (PoolKind.MHA, PoolKind.MLA)]
     runs = [ended("test_draft", "passed", "mha-native")]
-    (lacking,) = unproven(claims, {"test_draft": "draft"}, runs)
+    _, lacking = judged(claims, {"test_draft": "draft"}, runs)
     assert str(lacking.claim) == "draft of mla pools"
     assert lacking.reasons == ("no test tries it",)
 
@@ -98,4 +119,4 @@ def test_every_capability_that_can_be_claimed_has_a_test_that_tries_it() -> None
         **dict.fromkeys(grades, Support.NATIVE),
     )
     tried = set(proofs(BackendContract).values())
-    assert {claim.capability for claim in claims_of(declared)} == tried
+    assert {claim.capability for claim in claims_of(declared)} | {*FAULTS} == tried

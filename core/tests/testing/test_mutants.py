@@ -17,6 +17,9 @@ from kvdock.testing.cases import is_contract_test
 if TYPE_CHECKING:
     from kvdock.testing.subprocess import Record
 
+WORDS = ("image_of", "caught_by", "raises", "oracle", "keeps", "stays_s")
+"""What a mutant says about itself."""
+
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 
 
@@ -51,12 +54,7 @@ def test_every_mutant_is_wrong_in_one_thing_only() -> None:
     """Everything else is inherited from a backend that passes."""
     for mutant in MUTANTS:
         own = [name for name in vars(mutant) if not name.startswith("__")]
-        changed = [
-            name
-            for name in own
-            if name not in ("image_of", "caught_by", "raises", "oracle")
-            and name[0] != "_"
-        ]
+        changed = [name for name in own if name not in WORDS and name[0] != "_"]
         assert len(changed) <= 2, f"{word_of(mutant)} changes {changed}"
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from reference import FolderShelf, ShelfOracle
+from server_reference import ServerOracle
+from shelf_server import Servers, running
 
 from kvdock.testing import BackendContract, FaultContract, Oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
@@ -76,6 +79,27 @@ class TestFolder(BackendContract):
     @pytest.fixture
     def oracle(self, tmp_path: Path) -> Oracle:
         return ShelfOracle(FolderShelf(tmp_path))
+
+
+class TestServer(BackendContract):
+    plugin = "server_reference:plugin"
+
+    @pytest.fixture
+    def servers(self, tmp_path: Path) -> Iterator[Servers]:
+        folders = [tmp_path / "one", tmp_path / "two"]
+        for folder in folders:
+            folder.mkdir()
+        with running(*map(str, folders)) as servers:
+            yield servers
+
+    @pytest.fixture
+    def config(self, servers: Servers) -> Mapping[str, object]:
+        return {"store": servers.addresses}
+
+    @pytest.fixture
+    def oracle(self, servers: Servers) -> Iterator[Oracle]:
+        with closing(ServerOracle(servers)) as oracle:
+            yield oracle
 
 
 @pytest.mark.slow

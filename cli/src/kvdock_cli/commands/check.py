@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvdock import Backend
 from kvdock.config import (
+    as_path,
     load_configuration,
     own_settings,
     read_tiers,
@@ -19,7 +21,7 @@ from kvdock_cli.arguments import backend_settings, patience, settings_of
 from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
-from kvdock_cli.reports import check as report
+from kvdock_cli.reports import check as reports
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def check(  # noqa: PLR0913 - what a check depends on
     faults: bool = False,
     scale: float = 1.0,
     no_large_objects: bool = False,
+    stays: float = 3.0,
+    report: str = "",
     only: str = "",
     timeout: float = 1800.0,
     json: bool = False,
@@ -60,6 +64,10 @@ def check(  # noqa: PLR0913 - what a check depends on
             server in Python: calls get more time, and fewer of them repeat what was
             tried already.
         no_large_objects: Leave out objects of 8 MiB and more.
+        stays: Seconds for which pages are left alone where nothing is evicted; some
+            servers let them expire later than that.
+        report: Also write the report to this file, as data: versions, date, and what
+            became of each declared word.
         only: Run the tests that have this word in their names, such as "clear", while
             a backend is written. Only a run of all of them is a verdict.
         timeout: Seconds that the whole run may take.
@@ -120,6 +128,7 @@ def check(  # noqa: PLR0913 - what a check depends on
             faults=faults,
             scale=scale,
             large_objects=not no_large_objects,
+            stays_s=patience(stays),
             only=only,
             timeout_s=patience(timeout),
             watch=watch,
@@ -134,9 +143,18 @@ def check(  # noqa: PLR0913 - what a check depends on
         f"{plugins[one].candidate.version})"
         for one in given
     )
-    return emit(
-        report.as_text(done, who, style_of()), report.as_data(done, who), as_json=json
-    )
+    data = reports.as_data(done, who)
+    if report:
+        _write(report, data)
+    return emit(reports.as_text(done, who, style_of()), data, as_json=json)
+
+
+def _write(report: str, data: Mapping[str, object]) -> None:
+    """Write a report as data."""
+    try:
+        as_path(report).write_text(dumps(data, indent=1) + "\n")
+    except OSError as error:
+        raise UsageProblem(f"{report} cannot be written: {error}") from error
 
 
 def _given(

@@ -85,6 +85,7 @@ def project(name: str) -> dict[str, str]:
         f"{package}/plugin.py": "plugin.py",
         f"{package}/store.py": "store.py",
         "tests/test_contract.py": "test_contract.py",
+        ".github/workflows/contract.yml": "contract.yml",
     }
     folder = resources.files("kvdock_cli") / "templates"
     files = {

@@ -40,6 +40,7 @@ def as_text(report: CheckReport, who: str, style: Style = PLAIN) -> str:
         ]
         title = style.paint("DECLARED, NOT PROVEN", Tone.WARNING)
         blocks.append([title, *columns(rows, style, indent=2)])
+    blocks += [_words(report, style), _families(report, style)]
     *before, verdict = _verdict(report)
     tone = Tone.GOOD if report.ok else Tone.BAD
     lines = [line for one in before for line in paragraph(one, style)]
@@ -65,6 +66,25 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
             }
             for one in report.unproven
         ],
+        "words": [
+            {
+                "word": str(one.claim),
+                "declared": one.claim.declared,
+                "proof": one.proof.value,
+                "reasons": list(one.reasons),
+            }
+            for one in report.words
+        ],
+        "routes": [
+            {
+                "family": route.pool.kind.value,
+                "hit_policy": route.pool.hit_policy.value,
+                "accepted": bool(route.backend),
+                "path": route.mode.value if route.backend else "",
+                "reason": route.reason,
+            }
+            for route in report.routes
+        ],
         "died": _death(report),
         "broken": record.broken,
         "tests": [
@@ -80,6 +100,36 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
             for one in record.ended
         ],
     }
+
+
+def _words(report: CheckReport, style: Style) -> list[str]:
+    """Say of each word how it ended; those that end alike for one reason in a line."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in report.words:
+        if not one.lacking:
+            why = "; ".join(one.reasons)
+            alike.setdefault((one.proof.value, why), []).append(str(one.claim))
+    rows = [
+        (proof, ", ".join(words) + (f": {why}" if why else ""))
+        for (proof, why), words in sorted(alike.items())
+    ]
+    if not rows:
+        return []
+    title = style.paint("WORDS AND FAULTS", Tone.STRONG)
+    return [title, *columns(rows, style, indent=2)]
+
+
+def _families(report: CheckReport, style: Style) -> list[str]:
+    """Say which pools of engines `kvdock route` would give to the backend."""
+    rows: list[Row] = []
+    for route in report.routes:
+        path = (
+            Cell(route.mode.value, Tone.GOOD) if route.backend else Cell("not stored")
+        )
+        family, policy = route.pool.kind.value, route.pool.hit_policy.value
+        rows.append((family, policy, path, route.reason))
+    headings = ("POOLS OF", "HIT POLICY", "PATH", "WHY")
+    return table(headings, rows, style, fold=["WHY"]) if rows else []
 
 
 def _indent(line: str) -> int:

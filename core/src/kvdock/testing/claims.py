@@ -6,6 +6,7 @@ skipped for the lack of an oracle or of a small store says nothing about it.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import attrs
@@ -36,6 +37,10 @@ _SCOPES = ("durability", "sharing", "clear_reach")
 _GRADES_BY_KIND = ("split_heads", "draft", "multi_buffer")
 
 
+FAULTS = ("frozen", "refusing", "stopped", "halved")
+"""What can become of a store: calls of an oracle, each of which it may decline."""
+
+
 @attrs.frozen
 class Claim:
     """A capability that a manifest declares and that the core relies on.
@@ -45,13 +50,15 @@ class Claim:
 
     Args:
         capability: The field of the manifest.
-        declared: The grade or the scope.
+        declared: The grade or the scope; "" for a fault, which nobody declares.
         kind: The kind of pool that it is about; None for all of them.
+        beyond: It is about more than one process and its store.
     """
 
     capability: str
     declared: str
     kind: PoolKind | None = None
+    beyond: bool = False
 
     def __str__(self) -> str:
         """Spell the claim in words."""
@@ -64,17 +71,35 @@ class Claim:
         return self.kind is None or test.case.startswith(f"{self.kind}-")
 
 
+class Proof(StrEnum):
+    """How a word ends."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    NOT_PROVEN = "not proven"
+    """No test could try it: its author can bring what is missing."""
+    NOT_HERE = "not provable here"
+    """It is about more than one process and its store; only an oracle could try it."""
+
+
 @attrs.frozen
-class Unproven:
-    """A claim that no test could try.
+class Word:
+    """A claim, or a fault of the store, and what the tests of a run say about it.
 
     Args:
         claim: The claim.
+        proof: How it ended.
         reasons: Why its tests were skipped, each reason once.
     """
 
     claim: Claim
-    reasons: tuple[str, ...]
+    proof: Proof
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def lacking(self) -> bool:
+        """Return whether something is declared and not proven."""
+        return bool(self.claim.declared) and self.proof is Proof.NOT_PROVEN
 
 
 def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
@@ -90,6 +115,11 @@ def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
         if (scope := getattr(manifest, field)) is not Scope.NONE
     ]
     found += [
+        Claim(f"{field} of hosts", str(scope), beyond=True)
+        for field, near in (("durability", Scope.PROCESS), ("sharing", Scope.HOST))
+        if (scope := getattr(manifest, field)) > near
+    ]
+    found += [
         Claim(field, str(grade), kind)
         for field in _GRADES_BY_KIND
         for kind, support in manifest.kinds.items()
@@ -100,25 +130,30 @@ def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def unproven(
+def judged(
     claims: Iterable[Claim], proofs: Mapping[str, str], ended: Iterable[FinishedRun]
-) -> tuple[Unproven, ...]:
-    """Return the claims that no test could try.
+) -> tuple[Word, ...]:
+    """Return what became of each claim.
 
     Args:
-        claims: What is declared.
+        claims: What is declared, and faults of the store.
         proofs: Test name to the capability that the test tries.
         ended: How the tests of a run ended. A failed one did try.
     """
-    tests = list(ended)
+    tests = [test for test in ended if test.name in proofs]
     found = []
     for claim in claims:
         mine = [
             test
             for test in tests
-            if proofs.get(test.name) == claim.capability and claim.tried_by(test)
+            if proofs[test.name] == claim.capability and claim.tried_by(test)
         ]
-        if all(test.how == "skipped" for test in mine):
-            reasons = dict.fromkeys(test.why for test in mine)
-            found.append(Unproven(claim, tuple(reasons) or ("no test tries it",)))
+        if any(test.how == "failed" for test in mine):
+            found.append(Word(claim, Proof.FAILED))
+        elif any(test.how != "skipped" for test in mine):
+            found.append(Word(claim, Proof.PROVEN))
+        else:
+            reasons = tuple(dict.fromkeys(test.why for test in mine))
+            proof = Proof.NOT_HERE if claim.beyond else Proof.NOT_PROVEN
+            found.append(Word(claim, proof, reasons or ("no test tries it",)))
     return tuple(found)

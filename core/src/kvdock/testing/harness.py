@@ -320,6 +320,8 @@ class Harness:
     """How slow the store is."""
     large_objects: bool = True
     """Whether objects of many MiB are to be moved."""
+    stays_s: float = 3.0
+    """How long pages are left alone where nothing is evicted."""
     watchdog: Watchdog = attrs.field(factory=Watchdog)
     """Where its calls run."""
     _rigs: list[Setup] = attrs.field(factory=list)

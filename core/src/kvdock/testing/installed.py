@@ -46,6 +46,7 @@ class _Given(Suite, sealed=True):
     plugin = asked()["plugin"] if VARIABLE in os.environ else ""
     scale = asked()["scale"] if VARIABLE in os.environ else 1.0
     large_objects = asked()["large_objects"] if VARIABLE in os.environ else True
+    stays_s = asked()["stays_s"] if VARIABLE in os.environ else 3.0
     tidy = True
 
     @pytest.fixture

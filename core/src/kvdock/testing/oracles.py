@@ -1,8 +1,8 @@
 """What a plugin's author knows about where the bytes lie.
 
 An oracle bypasses the plugin: it peeks at stored bytes and damages them
-without the plugin. With one, the kit shows that damage is a miss and
-never another page's bytes.
+without the plugin, and takes the whole store away. With one, the kit shows that
+damage is a miss and never another page's bytes, and an absent store is one in time.
 """
 
 from __future__ import annotations
@@ -72,3 +72,28 @@ class Oracle:
                 place that its bytes, or its record, go to.
         """
         raise NotImplementedError("let writes fail")
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """Let the store answer nothing while a block runs, as a stopped process does.
+
+        Of a server its process, of files their mount. A call that your store cannot
+        have is declined by raising NotImplementedError with the reason, as here; a
+        fault that is declined is not proven.
+        """
+        raise NotImplementedError("freeze the store")
+
+    def refusing(self) -> AbstractContextManager[None]:
+        """Let the store answer each call with an error while a block runs."""
+        raise NotImplementedError("let the store refuse")
+
+    def stopped(self) -> AbstractContextManager[None]:
+        """End what holds the pages while a block runs; start it again after it.
+
+        Killed and not asked to end: what must outlive that is `durability` of "host"
+        and "cluster".
+        """
+        raise NotImplementedError("stop the store")
+
+    def halved(self) -> AbstractContextManager[None]:
+        """Take some of several servers, disks or mounts away while a block runs."""
+        raise NotImplementedError("take half of the store away")

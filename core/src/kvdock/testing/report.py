@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +20,9 @@ from kvdock.config.convert import as_path
 from kvdock.config.schema import HIDDEN
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import API_VERSION
-from kvdock.testing.claims import Claim, Unproven, claims_of, unproven
+from kvdock.testing.claims import FAULTS, Claim, Word, claims_of, judged
 from kvdock.testing.loading import load_backend
+from kvdock.testing.routes import family_routes
 from kvdock.testing.scale import Scale
 from kvdock.testing.subprocess import (
     TEST_LIMIT_S,
@@ -33,8 +35,14 @@ from kvdock.testing.subprocess import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from kvdock.plugin.backend import Backend
+    from kvdock.routing.plan import Route
+
 VARIABLE = "_KVDOCK_CHECKUP"
 """The variable that names the check to the child process."""
+
+SUITES = "kvdock.testing.installed"
+"""The module that has the suites."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +57,7 @@ class CheckReport:
         claims: What its manifest declares.
         proofs: Test name to the capability that the test tries.
         only: The word that chose the tests; "" for all of them.
+        routes: Where sample pools of each family would go.
     """
 
     name: str
@@ -58,6 +67,7 @@ class CheckReport:
     claims: tuple[Claim, ...] = ()
     proofs: Mapping[str, str] = attrs.field(factory=dict)
     only: str = ""
+    routes: tuple[Route, ...] = ()
 
     @property
     def failed(self) -> tuple[FinishedRun, ...]:
@@ -81,12 +91,17 @@ class CheckReport:
         return not record.left and not record.broken and bool(self.passed)
 
     @property
-    def unproven(self) -> tuple[Unproven, ...]:
-        """Capabilities that are declared and that no test could try."""
+    def words(self) -> tuple[Word, ...]:
+        """What became of each word of the manifest, and of each fault."""
         # After a run that broke off, or of a few, what is missing says nothing.
         if not self.whole or self.only:
             return ()
-        return unproven(self.claims, self.proofs, self.record.ended)
+        return judged(self.claims, self.proofs, self.record.ended)
+
+    @property
+    def unproven(self) -> tuple[Word, ...]:
+        """Capabilities that are declared and that no test could try."""
+        return tuple(word for word in self.words if word.lacking)
 
     @property
     def ok(self) -> bool:
@@ -104,6 +119,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     faults: bool = False,
     scale: float = 1.0,
     large_objects: bool = True,
+    stays_s: float = 3.0,
     only: str = "",
     timeout_s: float = 1800.0,
     watch: Callable[[Progress], None] | None = None,
@@ -121,6 +137,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         faults: Also drive the core over it with injected faults.
         scale: How many times slower than a local store it is; see `Scale`.
         large_objects: Whether to move objects of 8 MiB and more.
+        stays_s: How long to leave pages alone that nothing should evict.
         only: A word in the names of the tests to run, in pytest's spelling; "" for
             all tests.
         timeout_s: When to give up on the whole run.
@@ -141,6 +158,51 @@ def check(  # noqa: PLR0913 - what a check depends on
             for tier, own in tiers.items()
             for key, value in own.items()
         }
+    words = spelled_words(
+        name,
+        settings,
+        small=small,
+        tiers=tiers,
+        scale=scale,
+        large_objects=large_objects,
+        stays_s=stays_s,
+    )
+    suite = "TestTiers" if tiers else "TestContract"
+    targets = [f"{SUITES}::{suite}"]
+    if faults:
+        targets.append(f"{SUITES}::TestFaults")
+    record = run_tests(
+        # An editable installation lies below a checkout's own conftest.
+        ["--noconftest", *(("-k", only) if only else ()), "--pyargs", *targets],
+        environ={VARIABLE: words},
+        timeout_s=timeout_s,
+        test_limit_s=Scale(scale).seconds(TEST_LIMIT_S),
+        watch=watch,
+    )
+    backend = load_backend(name)
+    return CheckReport(
+        name=f"the chain {', '.join(tiers)}" if tiers else name,
+        about=_about(name, settings, small or {}, secrets),
+        record=record,
+        groups=_groups(),
+        claims=() if tiers else _claims(backend),
+        proofs=_proofs(),
+        only=only,
+        routes=() if tiers else family_routes(backend),
+    )
+
+
+def spelled_words(  # noqa: PLR0913 - what a check depends on
+    name: str,
+    settings: Mapping[str, object],
+    *,
+    small: Mapping[str, object] | None = None,
+    tiers: Mapping[str, Mapping[str, object]] | None = None,
+    scale: float = 1.0,
+    large_objects: bool = True,
+    stays_s: float = 3.0,
+) -> str:
+    """Spell what to check for the process that runs the tests; see `check`."""
     words = {
         "plugin": name,
         "settings": dict(settings),
@@ -148,28 +210,9 @@ def check(  # noqa: PLR0913 - what a check depends on
         "tiers": tiers or {},
         "scale": Scale(scale).factor,
         "large_objects": large_objects,
+        "stays_s": stays_s,
     }
-    suite = "TestTiers" if tiers else "TestContract"
-    targets = [f"kvdock.testing.installed::{suite}"]
-    if faults:
-        targets.append("kvdock.testing.installed::TestFaults")
-    record = run_tests(
-        # An editable installation lies below a checkout's own conftest.
-        ["--noconftest", *(("-k", only) if only else ()), "--pyargs", *targets],
-        environ={VARIABLE: json.dumps(words, default=str)},
-        timeout_s=timeout_s,
-        test_limit_s=Scale(scale).seconds(TEST_LIMIT_S),
-        watch=watch,
-    )
-    return CheckReport(
-        name=f"the chain {', '.join(tiers)}" if tiers else name,
-        about=_about(name, settings, small or {}, secrets),
-        record=record,
-        groups=_groups(),
-        claims=() if tiers else claims_of(load_backend(name).manifest),
-        proofs=_proofs(),
-        only=only,
-    )
+    return json.dumps(words, default=str)
 
 
 def resolve_settings(
@@ -215,10 +258,16 @@ def _about(
         words = words.replace(secret, HIDDEN)
     return {
         "backend": name,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "kvdock": f"{metadata.version('kvdock')}, API {API_VERSION}",
         "python": f"{platform.python_version()} on {platform.platform()}",
         "settings": words,
     }
+
+
+def _claims(backend: Backend) -> tuple[Claim, ...]:
+    """Return what is declared, and the faults of the store."""
+    return (*claims_of(backend.manifest), *(Claim(fault, "") for fault in FAULTS))
 
 
 def _groups() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,17 +15,17 @@ from kvdock.plugin.manifest import (
     Support,
     Verdict,
 )
-from kvdock.pools.enums import PoolKind
+from kvdock.pools.enums import HitPolicy, PoolKind
+from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
 from kvdock.routing.plan import Route, plan_routes
-from kvdock.testing.samples import PAGE_TOKENS
+from kvdock.routing.verdicts import RouteRequirements
+from kvdock.testing.samples import PAGE_TOKENS, Sample, possible_shardings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvdock.plugin.backend import Backend
-    from kvdock.pools.shard import Shard
-    from kvdock.routing.verdicts import RouteRequirements
 
 ANCHOR = PoolSpec(
     name="kit_anchor",
@@ -35,6 +36,33 @@ ANCHOR = PoolSpec(
     anchor=True,
 )
 """The anchor of the engine that the sample pools belong to."""
+
+_ASKED: Mapping[PoolKind, HitPolicy] = MappingProxyType(
+    dict.fromkeys(
+        (PoolKind.MAMBA, PoolKind.SWA, PoolKind.COMPRESSED), HitPolicy.TRAILING_PAGES
+    )
+)
+"""What engines ask of a pool of each family, where it is not every page."""
+
+
+def family_routes(backend: Backend) -> tuple[Route, ...]:
+    """Return where a pool of each family would go, in its engines' own words."""
+    found: list[Route] = []
+    for kind in PoolKind:
+        mine = backend.manifest.kinds.get(kind, KindSupport())
+        policy = _ASKED.get(kind, HitPolicy.ALL_PAGES)
+        layouts, shardings = sorted(mine.layouts), sorted(mine.shardings)
+        usual = possible_shardings(kind)
+        sample = Sample(
+            kind=kind,
+            hit_policy=policy,
+            name=kind.value,
+            layout=layouts[0],
+            sharding=next((one for one in usual if one in shardings), usual[0]),
+        )
+        needs = RouteRequirements(allocator=backend.name)
+        found += route_pools(backend, [sample.pool()], Shard(), needs, judged=False)
+    return tuple(found)
 
 
 def route_pools(

@@ -16,6 +16,8 @@ from mutants import (
     promises,
     reports,
     retention,
+    sampling,
+    servers,
     stored,
     tiers,
 )
@@ -24,6 +26,7 @@ from mutants.mutant import (
     FolderMutant,
     MemoryMutant,
     Mutant,
+    ServerMutant,
     word_of,
 )
 
@@ -33,6 +36,7 @@ __all__ = [
     "FolderMutant",
     "MemoryMutant",
     "Mutant",
+    "ServerMutant",
     "word_of",
 ]
 
@@ -43,7 +47,7 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
         for room in rooms
         for name, thing in vars(room).items()
         if isinstance(thing, type)
-        and issubclass(thing, MemoryMutant | FolderMutant | DirectMutant)
+        and issubclass(thing, MemoryMutant | FolderMutant | DirectMutant | ServerMutant)
         and not name.startswith("_")
         and "caught_by" in vars(thing)
     ]
@@ -54,7 +58,9 @@ MUTANTS = _of(
     keys,
     answers,
     stored,
+    sampling,
     promises,
+    servers,
     late,
     allocators,
     direct,

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from direct_reference import DirectReference
 from reference import FolderReference, MemoryReference, ShelfOracle
+from server_reference import ServerReference
 
 
 class MemoryMutant(MemoryReference):
@@ -31,6 +32,8 @@ class FolderMutant(FolderReference):
     """How it fails: by an assertion, unless the defect itself raises."""
     oracle: ClassVar[type[ShelfOracle]] = ShelfOracle
     """What its author brings to damage stored bytes."""
+    stays_s: ClassVar[float] = 3.0
+    """How long its pages are left alone."""
 
 
 class DirectMutant(DirectReference):
@@ -44,7 +47,22 @@ class DirectMutant(DirectReference):
     """How it fails: by an assertion, unless the defect itself raises."""
 
 
-Mutant = type[MemoryMutant] | type[FolderMutant] | type[DirectMutant]
+class ServerMutant(ServerReference):
+    """A wrong backend over two servers that can be taken away."""
+
+    image_of: ClassVar[str]
+    """The real defect that it is made after."""
+    caught_by: ClassVar[str]
+    """The test of the contract that must fail on it."""
+    raises: ClassVar[str] = "AssertionError"
+    """How it fails: by an assertion, unless the defect itself raises."""
+    keeps: ClassVar[bool] = True
+    """Whether its servers keep what they have when they are restarted."""
+
+
+Mutant = (
+    type[MemoryMutant] | type[FolderMutant] | type[DirectMutant] | type[ServerMutant]
+)
 
 
 def word_of(mutant: Mutant) -> str:

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 import attrs
 from reference import (
+    CHECK_BYTES,
     DictShelf,
     FolderShelf,
     Handle,
     ReferenceSettings,
     Shelf,
+    sealed,
 )
 
 from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
+from kvdock.capacity import Capacity
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Scope
 from mutants.mutant import FolderMutant, MemoryMutant
@@ -35,6 +38,7 @@ TURN_S = 0.6
 EXPIRES_S = 1.5
 VISIBLE_S = 3.0
 MOST_DELETED = 256
+LISTED = 1000
 
 
 class WaitsItsTurn(MemoryMutant):
@@ -106,10 +110,12 @@ class VanishesSoon(FolderMutant):
 class _ExpiringShelf(FolderShelf):
     """Blobs that are gone when they are too old."""
 
+    most_s: float = EXPIRES_S
+
     def read(self, key: str) -> bytes | None:
         """Return a blob that is young."""
         blob = super().read(key)
-        if blob is None or time.time() - self.path(key).stat().st_mtime > EXPIRES_S:
+        if blob is None or time.time() - self.path(key).stat().st_mtime > self.most_s:
             return None
         return blob
 
@@ -524,3 +530,140 @@ class ClearsWhileOthersWrite(MemoryMutant):
         for key in gone:
             handle.shelf.remove(key)
         return Outcome.OK
+
+
+class ClearsTheFirstThousand(MemoryMutant):
+    """Clears what one listing of its names returns."""
+
+    image_of = "S3: a listing has 1000 keys, and the next page is never asked for"
+    caught_by = "test_a_clear_forgets_thousands_of_pages"
+
+    def clear(self, handle: Handle, prefix: str) -> Outcome:
+        """Look at one page of names."""
+        for key in list(handle.shelf.names())[:LISTED]:
+            if key.startswith(prefix):
+                handle.shelf.remove(key)
+        return Outcome.OK
+
+
+class EvictsTheRound(MemoryMutant):
+    """Drops all that it has when it is full, and refuses what it was asked for."""
+
+    image_of = "a cache that is flushed when an upload does not fit"
+    caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
+
+    def room(self, handle: Handle, nbytes: int) -> bool:
+        """Forget everything."""
+        quota = handle.quota_bytes
+        if not quota or handle.shelf.used() + nbytes <= quota:
+            return True
+        for key in list(handle.shelf.names()):
+            if key not in self.promised(handle):
+                handle.shelf.remove(key)
+        return False
+
+
+class EvictsItsOwnRound(MemoryMutant):
+    """Makes room for the pages of a batch with the pages before them."""
+
+    image_of = "most recently used first: a round of puts is OK, and one of it is there"
+    caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
+
+    def room(self, handle: Handle, nbytes: int) -> bool:
+        """Drop the newest."""
+        while handle.quota_bytes and handle.shelf.used() + nbytes > handle.quota_bytes:
+            promised = self.promised(handle)
+            keys = [key for key in handle.shelf.names() if key not in promised]
+            if not keys:
+                return False
+            handle.shelf.remove(keys[-1])
+        return True
+
+
+class CapacityOfTheDisk(MemoryMutant):
+    """Reports the size of the disk as what its pages may take."""
+
+    image_of = "statvfs under a quota: a full store is a thousandth full"
+    caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
+
+    @hookimpl
+    def kvdock_capacity(self, handle: Handle) -> Capacity:
+        """Count right, and report another limit."""
+        return Capacity(handle.shelf.used(), 1 << 40)
+
+
+class LimitOfTheProtocol(MemoryMutant):
+    """Declares the 512 MiB of a protocol, and its server takes 20."""
+
+    image_of = "a lying limit: proto-max-bulk-len is one thing, maxmemory another"
+    caught_by = "test_an_object_of_the_largest_size_is_kept"
+
+    def manifest(self) -> Manifest:
+        """Declare what the protocol allows."""
+        return attrs.evolve(super().manifest(), max_object_bytes=512 << 20)
+
+    def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
+        """Reject what is too large for the server."""
+        if len(data) > 20 << 20:
+            return Outcome.REFUSED
+        return super().put(handle, key, data)
+
+
+class RemembersAbsence(FolderMutant):
+    """Remembers for each handle which keys were not there."""
+
+    image_of = "a negative cache per handle: what another one stores is never found"
+    caught_by = "test_a_page_that_was_missing_is_found_once_another_handle_stored_it"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.absent: set[tuple[int, str]] = set()
+
+    def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        """Ask the shelf once, unless this handle stores the key itself."""
+        mine = id(handle), batch.keys[row]
+        asks = batch.operation in (Operation.EXISTS, Operation.GET)
+        if asks and mine in self.absent:
+            return Outcome.ABSENT
+        outcome = super().step(handle, batch, row)
+        self.absent.discard(mine)
+        if asks and outcome is Outcome.ABSENT:
+            self.absent.add(mine)
+        return outcome
+
+
+class ChecksThenSets(FolderMutant):
+    """Looks whether a key is there, and writes it part by part some time later."""
+
+    image_of = "EXISTS and then SET of each part: two writers mix their parts"
+    caught_by = "test_of_two_that_store_a_key_at_once_one_is_kept"
+
+    def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
+        """Let others in between, and between the parts."""
+        limit = self.manifest().max_object_bytes
+        if len(data) > limit:
+            return Outcome.REFUSED
+        if self.get(handle, key, len(data))[0] is Outcome.OK:
+            return Outcome.OK
+        half = len(data) // 2
+        for part in (slice(0, half), slice(half, None)):
+            time.sleep(0.001 + data[-1] * 2e-5)  # as fast as the network is just now
+            there = (handle.shelf.read(key) or sealed(key, data))[CHECK_BYTES:]
+            mixed = bytearray(there)
+            mixed[part] = data[part]
+            handle.shelf.write(key, sealed(key, bytes(mixed)))
+        return Outcome.OK
+
+
+class VanishesLater(FolderMutant):
+    """Declares that it evicts nothing, and forgets what is some seconds old."""
+
+    image_of = "a default expiry of the server: a page is gone after ten seconds"
+    caught_by = "test_pages_stay_where_nothing_is_evicted"
+    stays_s = 5.0
+
+    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
+        """Open a folder whose files expire."""
+        super().open_shelf(settings)
+        assert settings.root
+        return _ExpiringShelf(settings.root, 4.0)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from reference import FolderShelf
+from server_reference import ServerOracle
+from shelf_server import Servers, running
 
 from kvdock.testing.contract import BackendContract, FaultContract, TierContract
 from mutants import MUTANTS
-from mutants.mutant import FolderMutant, Mutant, word_of
+from mutants.mutant import FolderMutant, Mutant, ServerMutant, word_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from kvdock.testing.oracles import Oracle
@@ -59,9 +62,46 @@ def _tiers(mutant: Mutant) -> Contract:
     )
 
 
+def _served(mutant: type[ServerMutant]) -> Contract:
+    """Return the contract of a mutant over servers of its own."""
+
+    @pytest.fixture
+    def servers(self: object, tmp_path: Path) -> Iterator[Servers]:
+        del self
+        folders = [tmp_path / "one", tmp_path / "two"]
+        for folder in folders:
+            folder.mkdir()
+        with running(*(str(one) if mutant.keeps else "" for one in folders)) as found:
+            yield found
+
+    @pytest.fixture
+    def config(self: object, servers: Servers) -> Mapping[str, object]:
+        del self
+        return {"store": servers.addresses}
+
+    @pytest.fixture
+    def oracle(self: object, servers: Servers) -> Iterator[Oracle]:
+        del self
+        with closing(ServerOracle(servers)) as oracle:
+            yield oracle
+
+    return type(
+        class_of(mutant),
+        (contract_of(mutant),),
+        {
+            "plugin": f"mutants:{word_of(mutant)}",
+            "servers": servers,
+            "config": config,
+            "oracle": oracle,
+        },
+    )
+
+
 def _suite(mutant: Mutant) -> Contract:
     if contract_of(mutant) is TierContract:
         return _tiers(mutant)
+    if issubclass(mutant, ServerMutant):
+        return _served(mutant)
     folder = issubclass(mutant, FolderMutant)
 
     @pytest.fixture
@@ -93,6 +133,7 @@ def _suite(mutant: Mutant) -> Contract:
             "config": config,
             "small": small,
             "oracle": oracle,
+            "stays_s": getattr(mutant, "stays_s", 3.0),
         },
     )
 

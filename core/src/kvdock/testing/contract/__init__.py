@@ -21,6 +21,7 @@ pytest.register_assert_rewrite(
     - ({*sys.modules} - {__name__})
 )
 
+from kvdock.testing.contract.away import AwayTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.damage import DamageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.declared import DeclaredTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.direct import DirectTests  # noqa: E402 - after the rewriting
@@ -60,6 +61,7 @@ class BackendContract(
     RankTests,
     RaceTests,
     DamageTests,
+    AwayTests,
     LimitTests,
     WriteFaultTests,
     LateTests,

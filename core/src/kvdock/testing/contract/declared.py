@@ -217,13 +217,17 @@ class DeclaredTests:
     def test_an_object_of_the_largest_size_is_kept(
         self, harness: Harness, case: int
     ) -> None:
-        if case > _LARGEST_TRIED_BYTES:
-            pytest.skip(f"{case} bytes are more than this test moves")
+        if case > _LARGE_BYTES and not harness.large_objects:
+            pytest.skip("large objects are left out, as was asked for")
         sample = harness.any_sample()
-        largest = harness.sample(sample.kind, page_bytes=case)
+        nbytes = min(case, _LARGEST_TRIED_BYTES)
+        largest = harness.sample(sample.kind, page_bytes=nbytes)
         setup = harness.rig(largest.pool(), pages=2)
         setup.stored(page_hashes(1))
         setup.loaded(page_hashes(1))
 
 
 _LARGEST_TRIED_BYTES = 64 << 20
+"""More than a page of any engine: what a larger limit promises is not tried."""
+
+_LARGE_BYTES = 8 << 20

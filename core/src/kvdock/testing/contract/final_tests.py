@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 OPEN = frozenset({"plugin", "config", "small", "oracle", "tiers"}) | frozenset(
-    {"tidy", "scale", "large_objects"}
+    {"tidy", "scale", "large_objects", "stays_s"}
 )
 """What an author says; everything else of a suite is sealed."""
 

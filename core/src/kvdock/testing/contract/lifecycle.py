@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from kvdock.testing.harness import Harness, Setup
 
 PAGES = page_hashes(4)
+BESIDE = 20
+"""Rounds of a child whose parent goes on."""
+
 SETTLE_S = 5.0
 """How long threads may take to end after a release."""
 
@@ -207,6 +210,23 @@ class LifecycleTests:
         setup.stored(page_hashes(2, "after"))
         setup.loaded(page_hashes(2, "after"))
 
+    @contract_test(graded("fork_safe"), proves="fork_safe")
+    def test_a_forked_child_beside_its_parent_meets_what_is_declared(
+        self, harness: Harness, case: Support
+    ) -> None:
+        # Pages of their own: what a backend allocates may be memory that both share.
+        setup, theirs = harness.plain().divided(2)
+        setup.stored(PAGES)
+
+        def child() -> None:
+            for _ in range(BESIDE):
+                _child(theirs, safe=bool(case))
+
+        # A connection that both use mixes up their answers.
+        with forked(child) as answer:
+            word = answer(lambda: setup.loaded(PAGES))
+        assert word == "fine", f"in a forked child beside its parent: {word}"
+
 
 def _child(setup: Setup, *, safe: bool) -> None:
     """Use an inherited handle; wrong bytes and hanging are never allowed."""
@@ -223,8 +243,12 @@ def _child(setup: Setup, *, safe: bool) -> None:
 
 
 @contextlib.contextmanager
-def forked(job: Callable[[], None]) -> Iterator[Callable[[], str]]:
-    """Run a job in a forked child; its word is "fine" or what went wrong."""
+def forked(job: Callable[[], None]) -> Iterator[Callable[..., str]]:
+    """Run a job in a forked child; its word is "fine" or what went wrong.
+
+    Yields:
+        What waits for the word, and meanwhile calls what it is given.
+    """
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         # Python warns about forking with threads: that is what is tried here.
@@ -242,14 +266,14 @@ def forked(job: Callable[[], None]) -> Iterator[Callable[[], str]]:
             os._exit(0)
     os.close(write_end)
 
-    def answer() -> str:
+    def answer(beside: Callable[[], object] = lambda: time.sleep(0.005)) -> str:
         deadline = time.monotonic() + CHILD_S
         while time.monotonic() < deadline:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 said = os.read(read_end, 4096).decode()
                 return said or f"it died with status {status}"
-            time.sleep(0.005)
+            beside()
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         return f"it hung for {CHILD_S:.0f} s"

@@ -14,12 +14,20 @@ from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvdock.plugin.manifest import Support
 
 PAGE_BYTES = 16384
 ROUND = 16
 MOST_ROUNDS = 512
 """128 MiB: a small store is full by then."""
+
+KEPT = 4
+"""Of how many pages one may be left when a store makes room."""
+
+WIDE = 8
+"""How much more than its pages a full store may say that it has room for."""
 
 GRACE_S = 3.0
 """How much later than its deadline a call may end on a busy machine."""
@@ -38,6 +46,11 @@ LINGER_MOST_S = 1.0
 """The same for a slow store."""
 
 
+def _found(setup: Setup, rounds: Sequence[Sequence[str]]) -> int:
+    """Return how many pages are there."""
+    return sum(int(setup.exists(pages).sum()) for pages in rounds if pages)
+
+
 class LimitTests:
     """A full store rejects or evicts; a late call is a miss, and in time."""
 
@@ -49,7 +62,7 @@ class LimitTests:
         pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="full").pool()
         setup = tight.rig(pool, pages=ROUND)
         taken: list[list[str]] = []
-        full = False
+        full, peak = False, 0
         for turn in range(MOST_ROUNDS):
             pages = page_hashes(ROUND, turn)
             outcomes = setup.put(pages)[:, 0].tolist()
@@ -60,7 +73,13 @@ class LimitTests:
             if good:
                 # What was stored last may not be what had to make room.
                 setup.loaded(good[-1:])
+                kept = int(setup.exists(good).sum())
+                assert kept * KEPT >= len(good), (
+                    f"{kept} of {len(good)} pages of one put are there right after it"
+                )
             taken.append(good)
+            if not turn & (turn + 1):
+                peak = max(peak, _found(setup, taken))
             # What is looked at may be what stays: not always at the same pages.
             looked = taken[turn // 8]
             lost = not setup.exists(looked).all()
@@ -72,23 +91,42 @@ class LimitTests:
             f"it took {MOST_ROUNDS * ROUND * PAGE_BYTES >> 20} MiB into a small store "
             "and neither rejected nor evicted anything"
         )
+        there = _found(setup, taken)
+        self._fill_level_is_true(setup, there)
         for good in taken:
             if case:
                 setup.get(good)
             elif good:
                 setup.loaded(good)
         if case:
+            assert there * KEPT >= peak, (
+                f"{there} pages are left of a full store that had {peak}: it evicts "
+                "more than it needs"
+            )
             self._room_is_made(setup)
         else:
             self._room_comes_back(setup, taken)
 
+    def _fill_level_is_true(self, setup: Setup, there: int) -> None:
+        """Compare what a full store reports with the pages that it has."""
+        reports = setup.backend.manifest.capacity
+        level = setup.backend.capacity(setup.handle) if reports else None
+        if level is None or not level.limit_bytes:
+            return
+        nbytes = there * PAGE_BYTES
+        assert nbytes <= level.limit_bytes < WIDE * nbytes, (
+            f"a full store has {nbytes} bytes of pages, and reports that they may take "
+            f"{level.limit_bytes}"
+        )
+
     def _room_is_made(self, setup: Setup) -> None:
         deadline = setup.until(ROOM_S)
-        taken = setup.put(page_hashes(1, "newest"))
+        newest = page_hashes(ROUND, "newest")
+        taken = setup.put(newest)
         # A store may make room in the background, and reject pages meanwhile.
         while (taken != Outcome.OK).any() and time.monotonic() < deadline:
             time.sleep(0.02)
-            taken = setup.put(page_hashes(1, "newest"))
+            taken = setup.put(newest)
         assert (taken == Outcome.OK).all(), (
             "it declares that it evicts, and a full store still answers "
             f"{spelled(taken)} after {setup.scale.seconds(ROOM_S):.0f} s"

@@ -59,6 +59,16 @@ def together(*jobs: Callable[[], None]) -> None:
         raise raised[0]
 
 
+def seed_of(setup: Setup, page: str) -> int:
+    """Return which of two contents a page has; fail unless it is one of them whole."""
+    try:
+        setup.loaded([page], seed=0)
+    except AssertionError:
+        setup.loaded([page], seed=1)
+        return 1
+    return 0
+
+
 class RaceTests:
     """Concurrent calls never return wrong bytes."""
 
@@ -168,6 +178,32 @@ class RaceTests:
         one.loaded_soon(PAGES)
         one.release()
         two.loaded(PAGES)
+
+    @contract_test(reaching("sharing", Scope.PROCESS))
+    def test_a_page_that_was_missing_is_found_once_another_handle_stored_it(
+        self, harness: Harness
+    ) -> None:
+        pool = harness.any_sample().pool()
+        one, two = harness.rig(pool), harness.rig(pool)
+        assert not two.exists(PAGES).any()
+        assert (two.get(PAGES) == Outcome.ABSENT).all()
+        one.stored(PAGES)
+        two.loaded_soon(PAGES)
+
+    @contract_test(one_sample)
+    def test_of_two_that_store_a_key_at_once_one_is_kept(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        twins = harness.rig(case.pool(), pages=12).divided(2)
+        # Engines compute the same pages, and not always the same bits of them.
+        for turn in range(harness.scale.count(ROUNDS, least=4)):
+            pages = page_hashes(2, f"both {turn}")
+            together(
+                *(partial(one.stored, pages, seed=at) for at, one in enumerate(twins))
+            )
+            for page in pages:
+                kept = {seed_of(one, page) for one in twins}
+                assert len(kept) == 1, "two threads load different bytes of one page"
 
     @contract_test(reaching("sharing", Scope.HOST), proves="sharing")
     def test_two_processes_find_each_others_pages(self, harness: Harness) -> None:

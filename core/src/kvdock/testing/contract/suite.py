@@ -44,6 +44,9 @@ class Suite:
     large_objects: ClassVar[bool] = True
     """Whether to move objects of 8 MiB and more, where no limit forbids it."""
 
+    stays_s: ClassVar[float] = 3.0
+    """How long pages are left alone where nothing is evicted: some expire later."""
+
     _loaded: ClassVar[Any]
     _blame: ClassVar[Any]
 
@@ -72,6 +75,7 @@ class Suite:
             tidy=self.tidy,
             scale=Scale(self.scale),
             large_objects=self.large_objects,
+            stays_s=self.stays_s,
         )
         try:
             yield harness

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 MOST_DELETED = 1500
-STAYS_S = 3.0
-"""How long pages are left alone."""
+MOST_CLEARED = 2500
 
 
 def _kept_cases(manifest: Manifest) -> Iterable[Case]:
@@ -95,15 +94,17 @@ class WriteTests:
         assert left[-2:].all(), "pages that were not to be deleted are gone"
 
     @contract_test(_kept_cases)
-    def test_pages_stay_where_nothing_is_evicted(self, rig: Setup) -> None:
+    def test_pages_stay_where_nothing_is_evicted(
+        self, harness: Harness, rig: Setup
+    ) -> None:
         # Nothing looks at them meanwhile: each look may count as a use.
         rig.stored(page_hashes(5))
-        end = time.monotonic() + STAYS_S
+        end = time.monotonic() + harness.stays_s
         while (rest_s := end - time.monotonic()) > 0:
             time.sleep(rest_s)
         assert rig.exists(page_hashes(5)).all(), (
-            f"pages are gone after {STAYS_S:.0f} s, although it declares no eviction "
-            "and nothing was deleted"
+            f"pages are gone after {harness.stays_s:.0f} s, although it declares no "
+            "eviction and nothing was deleted"
         )
         rig.loaded(page_hashes(5))
 
@@ -140,6 +141,18 @@ class WriteTests:
             )
         rigs[0].stored(page_hashes(3), seed=1)
         rigs[0].loaded(page_hashes(3), seed=1)
+
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE))
+    def test_a_clear_forgets_thousands_of_pages(self, harness: Harness) -> None:
+        # A library lists so many names at once (S3: 1000).
+        count = harness.scale.count(MOST_CLEARED, least=1100)
+        tiny = harness.sample(harness.any_sample().kind, page_bytes=24, name="tiny")
+        setup = harness.rig(tiny.pool(), pages=count)
+        pages = page_hashes(count)
+        setup.stored(pages)
+        assert setup.clear() is Outcome.OK
+        left = int(setup.exists(pages).sum())
+        assert not left, f"{left} of {count} pages are left after a clear"
 
     @contract_test(reaching("clear_reach", Scope.NAMESPACE))
     def test_clear_leaves_other_namespaces_alone(
