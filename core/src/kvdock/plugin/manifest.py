@@ -282,6 +282,8 @@ class Manifest:
         direct_transfer: Writes rows of memory into a peer's memory, with the
             hooks `kvdock_endpoint` and `kvdock_connect` and `Operation.SEND`.
         integrity: Verifies length and content of what it returns.
+        sealed: Keeps objects encrypted, and proves with each that it is returned that
+            it was stored under this key. Such pages have a namespace of their own.
         eviction: Makes room by itself when it is full.
         touch: Evicts by use, and counts objects as used when it is told so. This
             and the next two declare members of a store; see `kvdock.plugin.store`.
@@ -318,6 +320,7 @@ class Manifest:
     gated_put: Support = _grade()
     direct_transfer: Support = _grade()
     integrity: Support = _grade()
+    sealed: Support = _grade()
     eviction: Support = _grade()
     touch: Support = _grade()
     removed: Support = _grade()
