@@ -10,6 +10,8 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from plugins_of_objects import Full, Objects
+from plugins_of_objects import loaded as plugin_of
 from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, states
 
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
@@ -17,6 +19,8 @@ from kvdock.errors import PluginError
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Support
+from kvdock.plugin.validation import ContractViolation
+from kvdock.stores import verify_object
 from kvdock.wrappers import key_ring, seal
 from kvdock.wrappers.key_ring import add_key, destroy_keys
 from kvdock.wrappers.seal import Seal, SealSettings
@@ -275,7 +279,7 @@ def test_a_backend_that_says_ok_and_loads_nothing_is_found(keys: Path) -> None:
 def test_a_backend_that_reaches_only_its_own_memory_is_rejected(keys: Path) -> None:
     around = Seal(SealSettings(keys=keys))
     manifest = Shelf().kvdock_manifest()
-    assert around.manifest(manifest).sealed is Support.NATIVE
+    assert around.manifest(manifest).sealed
     own = attrs.evolve(manifest, host_allocator=Support.NATIVE)
     with pytest.raises(PluginError, match="only memory that it brings"):
         around.manifest(own)
@@ -345,3 +349,17 @@ def test_altered_moved_and_cut_objects_are_never_accepted(keys: Path) -> None:
     for key, store in stores.items():
         assert store.run(attrs.evolve(batch, keys=[key])).ok.all()
         assert room.tolist() == [int(key[-1])] * 64
+
+
+def test_a_store_is_verified_without_keys(keys: Path) -> None:
+    engine = sealed(keys)
+    with engine.attachment:
+        stored(engine)
+        for key, data in engine.shelf.objects.items():
+            assert verify_object(key, data) is Outcome.OK
+            assert verify_object(key, data[:-1]) is Outcome.CORRUPT
+
+
+def test_a_plugin_cannot_say_of_itself_that_it_seals() -> None:
+    with pytest.raises(ContractViolation, match="which only wrappers do"):
+        plugin_of(Objects(Full(), sealed=True), "obj")

@@ -282,8 +282,6 @@ class Manifest:
         direct_transfer: Writes rows of memory into a peer's memory, with the
             hooks `kvdock_endpoint` and `kvdock_connect` and `Operation.SEND`.
         integrity: Verifies length and content of what it returns.
-        sealed: Keeps objects encrypted, and proves with each that it is returned that
-            it was stored under this key. Such pages have a namespace of their own.
         eviction: Makes room by itself when it is full.
         touch: Evicts by use, and counts objects as used when it is told so. This
             and the next two declare members of a store; see `kvdock.plugin.store`.
@@ -306,6 +304,9 @@ class Manifest:
         send_drain_s: How long after a sender failed or died bytes may still land
             that it had sent: what lies in the buffers of sockets.
         fork_safe: Whether a handle may be used in a forked child.
+        sealed: Whether a wrapper encrypts each object, and proves at each load that it
+            was stored under this key. Such pages have a namespace of their own, and no
+            trailer of the core. Only wrappers declare it.
         settings: The attrs class of its settings, or None.
     """
 
@@ -320,7 +321,6 @@ class Manifest:
     gated_put: Support = _grade()
     direct_transfer: Support = _grade()
     integrity: Support = _grade()
-    sealed: Support = _grade()
     eviction: Support = _grade()
     touch: Support = _grade()
     removed: Support = _grade()
@@ -336,6 +336,7 @@ class Manifest:
     landing_run_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
     send_drain_s: float = attrs.field(default=0.0, validator=_CHECK.seconds)
     fork_safe: Support = _grade()
+    sealed: bool = False
     settings: type | None = None
 
     def __attrs_post_init__(self) -> None:

@@ -105,7 +105,7 @@ class Seal:
         return attrs.evolve(
             inner,
             kinds=kinds,
-            sealed=Support.NATIVE,
+            sealed=True,
             integrity=Support.NATIVE,
             zero_copy=Support.EMULATED,
             memory_registration=Support.NO,
