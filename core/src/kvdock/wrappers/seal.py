@@ -73,7 +73,7 @@ class SealSettings:
     master_env: str = option(
         "KV_MASTER_KEY", help="The variable of the master key, in hexadecimal."
     )
-    buffer_bytes: int = fields.size(4 << 20, help="Memory of one call, for each pool.")
+    buffer_bytes: int = fields.size(16 << 20, help="Memory of one call, for each pool.")
     buffers: int = count(4, least=1, help="Calls at a time, for each pool.")
 
 
