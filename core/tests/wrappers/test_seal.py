@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from plugins_of_objects import Full, Objects
 from plugins_of_objects import loaded as plugin_of
 from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, states
@@ -22,7 +23,7 @@ from kvdock.plugin.manifest import Support
 from kvdock.plugin.validation import ContractViolation
 from kvdock.stores import verify_object
 from kvdock.wrappers import key_ring, seal
-from kvdock.wrappers.key_ring import add_key, destroy_keys
+from kvdock.wrappers.key_ring import DataKey, add_key, destroy_keys
 from kvdock.wrappers.seal import Seal, SealSettings
 
 MASTER = bytes(range(32))
@@ -363,3 +364,22 @@ def test_a_store_is_verified_without_keys(keys: Path) -> None:
 def test_a_plugin_cannot_say_of_itself_that_it_seals() -> None:
     with pytest.raises(ContractViolation, match="which only wrappers do"):
         plugin_of(Objects(Full(), sealed=True), "obj")
+
+
+def test_name_and_namespace_are_bound_to_the_bytes_and_not_to_keys_alone(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one key for all objects, the associated data must tell them apart."""
+    alone = AESGCM(bytes(32))
+    monkeypatch.setattr(DataKey, "cipher", lambda *_: (bytes(32), alone))
+    objects: dict[str, bytes] = {}
+    store, memory = one_object(keys, Kept(objects), namespace="n" * 64)
+    elsewhere, _ = one_object(keys, Kept(objects), namespace="m" * 64)
+    put = batch_of(Operation.PUT, memory)
+    assert store.run(put).ok.all()
+    objects["n/b.kv"] = objects["n/a.kv"]
+    get = batch_of(Operation.GET, memory)
+    assert store.run(get).ok.all()
+    moved = store.run(attrs.evolve(get, keys=["n/b.kv"]))
+    assert moved.outcomes.tolist() == [Outcome.CORRUPT]
+    assert elsewhere.run(get).outcomes.tolist() == [Outcome.CORRUPT]
