@@ -39,6 +39,7 @@ class StoreLocation:
         liveness: How other processes detect that the writer of a segment is alive.
         digests: Whether keys are not keys but their digests in hex, as records of
             another store have them.
+        tenant: Number of the tenant that the namespace's salt belongs to; 0 for none.
     """
 
     root: Path
@@ -51,6 +52,7 @@ class StoreLocation:
         default=WriterLiveness.LOCKS, converter=WriterLiveness
     )
     digests: bool = False
+    tenant: int = 0
 
 
 @attrs.frozen(kw_only=True)

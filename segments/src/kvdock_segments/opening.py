@@ -48,6 +48,7 @@ def open_store(
             record=canonical(record) if record else b"",
             shared=settings.shared_root,
             liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
+            tenant=config.tenants.number(config.tenant),
         )
         if config.trial:
             return TrialStore.open(place, engine, limits, config.shared)

@@ -108,6 +108,7 @@ class Writer:
         self._catalog = catalog
         self._allocator = allocator
         self._engine = engine
+        self._tenant = allocator.place.tenant
         self._lock = catalog.lock
         self._index = catalog.index
         self._reserving = threading.Lock()
@@ -265,6 +266,7 @@ class Writer:
             slots=slots[good],
             stored_ns=fresh.stored_ns[rows],
             times=times,
+            tenant=fresh.batch.tenant or self._tenant,
         )
         if len(good):
             used_ns = fresh.used_ns[rows]
