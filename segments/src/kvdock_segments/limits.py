@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 
+from kvdock.config.tenants import Tenants
 from kvdock.errors import SettingsError
 from kvdock_segments.eviction_policy import EvictionPolicy
 from kvdock_segments.format import index_bytes
@@ -71,6 +72,7 @@ class StoreLimits:
         retained_share: Share of the quota that may be promised.
         max_age_s: How long pages are served that say no time; 0 for ever.
         erase_within_s: How soon after its time a page is overwritten.
+        tenants: The listed tenants, with their quotas.
     """
 
     quota_bytes: int = 0
@@ -83,6 +85,7 @@ class StoreLimits:
     retained_share: float = 0.5
     max_age_s: float = 0.0
     erase_within_s: float = 60.0
+    tenants: Tenants = attrs.field(factory=Tenants, repr=False)
 
     @property
     def high_bytes(self) -> int:

@@ -37,6 +37,7 @@ def open_store(
         settings.limits,
         max_age_s=config.max_age_s,
         erase_within_s=config.erase_within_s,
+        tenants=config.tenants,
     )
     record = config.namespace_record
     try:
