@@ -17,6 +17,7 @@ import attrs
 if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray
     from kvdock.batch import Operation, Outcome
+    from kvdock.capacity import TenantUse
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
 
@@ -373,6 +374,7 @@ class StoreFilled:
         failed_bytes: What could not be written and is set aside.
         promised_bytes: What is promised to be kept.
         promise_limit_bytes: What may be promised; 0 where nothing may.
+        tenants: What listed tenants take, by name, where one has a quota.
     """
 
     backend: str
@@ -381,6 +383,7 @@ class StoreFilled:
     failed_bytes: int = 0
     promised_bytes: int = 0
     promise_limit_bytes: int = 0
+    tenants: Mapping[str, TenantUse] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

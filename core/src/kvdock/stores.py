@@ -13,7 +13,7 @@ settings, and returns a `Store`, or None if that is none of its own.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from kvdock.capacity import TenantUse
+    from kvdock.config.tenants import Tenants
     from kvdock.retention import Retention, RetentionAnswer
 
 
@@ -183,6 +185,14 @@ class PageReceiver(Protocol):
         self, pages: Sequence[StoredPage], asked: Retention
     ) -> Mapping[RetentionAnswer, int]:
         """Promise stored objects, or let them expire; return the answers."""
+
+
+@runtime_checkable
+class TenantStore(Protocol):
+    """What a store is as well that knows what each tenant takes."""
+
+    def room(self, tenants: Tenants) -> Mapping[str, TenantUse]:
+        """Count what listed tenants take, and `default`, in all namespaces."""
 
 
 class Store(Protocol):
