@@ -702,9 +702,9 @@ def test_what_each_tenant_takes_is_shown_over_all_namespaces(
     before, _ = ask(store.stat, root, tenants=True)
     core = load_configuration().core
     given = {"file": {"root": str(tmp_path / "new"), "free_space": 0}}
-    memory = np.zeros((8, 4096), np.uint8)
     pool = mha("kv", layers=[0, 1], heads=2, head_dim=8, page_tokens=4, anchor=True)
-    dock = Dock.load(["file"])
+    memory = np.zeros((8, pool.page_bytes(Shard())), np.uint8)
+    dock = Dock.load(only=["file"], settings=given, environ={})
     plan = dock.plan([pool], Shard(), ["file"], settings=given)
     regions = {"kv": Region.of(pool, Shard(), [memory], 8)}
     pages = [f"{n:032x}" for n in range(8)]

@@ -8,6 +8,11 @@ import attrs
 import pytest
 
 from kvdock.config.core import CoreSettings
+from kvdock.config.engine import (
+    EngineSettings,
+    load_engine_configuration,
+    split_settings,
+)
 from kvdock.config.sources import explain, load_configuration
 from kvdock.config.tenants import (
     Tenants,
@@ -134,3 +139,12 @@ def test_room_is_read_for_listed_tenants_and_for_all_others() -> None:
     assert rooms["acme"].promise_bytes == 512 << 20
     assert set(found.tenants) == {"acme", "unbounded"}
     assert Tenants().rooms == {}
+
+
+def test_an_engine_gives_tenants_beside_its_own_settings() -> None:
+    given = {"tenants": {"acme": {"salt": SALT, "quota": "1 GiB"}}, "root": "/x"}
+    own, rest = split_settings(EngineSettings, given, where="engine")
+    found = load_engine_configuration(own, ["file"], rest, environ={})
+    assert found.core.tenants.number_of_salt(SALT) == found.core.tenants.number("acme")
+    assert rest == {"root": "/x"}
+    assert SALT not in repr(found)
