@@ -439,7 +439,7 @@ sys.path.insert(0, sys.argv[1])
 import test_room
 test_room.store_until_killed(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
 """
-KILLED = {"quota_bytes": 4 << 20, "segment_bytes": 256 << 10}
+KILLED: dict[str, Any] = {"quota_bytes": 4 << 20, "segment_bytes": 256 << 10}
 
 
 def store_until_killed(root: Path, tenant: int, seed: int) -> None:
