@@ -26,6 +26,7 @@ from kvdock import (
     Region,
     Shard,
 )
+from kvdock.config import load_configuration
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.plugin import Candidate
 from kvdock.pools import mha
@@ -687,3 +688,40 @@ def test_stored_pages_expire_by_the_command_line_and_are_overwritten(
 def test_what_is_meant_must_be_said(call: Callable[[], int], said: str) -> None:
     with pytest.raises(UsageProblem, match=said):
         call()
+
+
+def test_what_each_tenant_takes_is_shown_over_all_namespaces(
+    root: Path, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "kvdock.toml"
+    settings.write_text(
+        '[tenants.acme]\nsalt = "of-acme"\nquota = "1 MiB"\n'
+        '[tenants.default]\nquota = "2 MiB"\n'
+    )
+    monkeypatch.setenv("KVDOCK_CONFIG", str(settings))
+    before, _ = ask(store.stat, root, tenants=True)
+    core = load_configuration().core
+    given = {"file": {"root": str(tmp_path / "new"), "free_space": 0}}
+    pool = mha("kv", layers=[0, 1], heads=2, head_dim=8, page_tokens=4, anchor=True)
+    memory = np.zeros((8, pool.page_bytes(Shard())), np.uint8)
+    dock = Dock.load(only=["file"], settings=given, environ={})
+    plan = dock.plan([pool], Shard(), ["file"], settings=given)
+    regions = {"kv": Region.of(pool, Shard(), [memory], 8)}
+    pages = [f"{n:032x}" for n in range(8)]
+    for salt in ("of-acme", ""):
+        namespace = Namespace(model="m", salt=salt)
+        with Attachment.open(dock, plan, namespace, regions, given, core=core) as cache:
+            assert cache.put(pages, {"kv": range(8)}).pages == 8
+            assert cache.put(pages[:3], {"kv": range(3)}, tenant="acme").pages == 3
+    found, code = ask(store.stat, tmp_path / "new", tenants=True)
+    each = memory.nbytes // 8
+    used = {name: one["used_bytes"] for name, one in found["tenants"].items()}
+    assert (used, code) == ({"default": 8 * each, "acme": 14 * each}, 0)
+    assert found["tenants"]["acme"]["quota_bytes"] == 1 << 20
+    assert before["tenants"]["acme"]["used_bytes"] == 0
+    assert before["tenants"]["default"]["used_bytes"] > 0
+    every = b"".join(p.read_bytes() for p in (tmp_path / "new").rglob("*.idx"))
+    names = "".join(map(str, (tmp_path / "new").rglob("*")))
+    for secret in ("acme", "of-acme"):
+        assert secret.encode() not in every
+        assert secret not in names

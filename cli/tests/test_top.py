@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from widths import WIDTHS, check_fits
 
 from kvdock import Operation, Outcome
+from kvdock.capacity import TenantUse
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.events import (
     BatchEnded,
@@ -243,3 +244,20 @@ def test_metrics_of_vllm_are_read_behind_their_prefix() -> None:
 def test_a_live_view_needs_a_terminal(engine: str) -> None:
     with pytest.raises(UsageProblem, match="--once"):
         top(engine)
+
+
+def test_tenants_are_shown_with_what_they_take() -> None:
+    uses = {"acme": TenantUse(3 * GIB, 2 * GIB, GIB), "default": TenantUse(GIB)}
+    filled = StoreFilled(
+        backend="file", used_bytes=4 * GIB, limit_bytes=0, tenants=uses
+    )
+    view = report.view_of("there", Samples(exposed(*GOOD, filled)))
+    assert [(one.tenant, one.used_bytes, one.quota_bytes) for one in view.tenants] == [
+        ("acme", 3 * GIB, 2 * GIB),
+        ("default", GIB, 0),
+    ]
+    text = report.as_text(view)
+    assert re.search(r"acme +file +3.0 GiB +2.0 GiB +1.0 GiB", text)
+    assert re.search(r"default +file +1.0 GiB +- +0 B", text)
+    without = report.as_text(report.view_of("there", Samples(exposed(*GOOD))))
+    assert "TENANT" not in without

@@ -17,6 +17,7 @@ import attrs
 if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray
     from kvdock.batch import Operation, Outcome
+    from kvdock.capacity import TenantUse
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
 
@@ -25,6 +26,7 @@ AUDITED = "kvdock-audit-"
 engines do not store its pages, as no other request could find them."""
 
 _request: ContextVar[str] = ContextVar("kvdock_request", default="")
+_tenant: ContextVar[int] = ContextVar("kvdock_tenant", default=0)
 
 
 @contextmanager
@@ -44,6 +46,26 @@ def requested_by(request: str) -> Iterator[None]:
 def current_request() -> str:
     """Return the request that this thread's storage call belongs to, or ""."""
     return _request.get()
+
+
+@contextmanager
+def stored_for(tenant: int) -> Iterator[None]:
+    """Say which tenant the storage calls inside store pages for.
+
+    Args:
+        tenant: Its number, see `kvdock.config.tenants`; 0 for that of the
+            attachment's salt.
+    """
+    token = _tenant.set(tenant)
+    try:
+        yield
+    finally:
+        _tenant.reset(token)
+
+
+def current_tenant() -> int:
+    """Return the number of the tenant that this thread's call stores pages for."""
+    return _tenant.get()
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)
@@ -352,6 +374,7 @@ class StoreFilled:
         failed_bytes: What could not be written and is set aside.
         promised_bytes: What is promised to be kept.
         promise_limit_bytes: What may be promised; 0 where nothing may.
+        tenants: What listed tenants take, by name, where one has a quota.
     """
 
     backend: str
@@ -360,6 +383,7 @@ class StoreFilled:
     failed_bytes: int = 0
     promised_bytes: int = 0
     promise_limit_bytes: int = 0
+    tenants: Mapping[str, TenantUse] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)

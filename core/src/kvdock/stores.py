@@ -13,7 +13,7 @@ settings, and returns a `Store`, or None if that is none of its own.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from kvdock.capacity import TenantUse
+    from kvdock.config.tenants import Tenants
     from kvdock.retention import Retention, RetentionAnswer
 
 
@@ -158,6 +160,7 @@ class StoredPage:
         nbytes: Its bytes, trailer included.
         used_ns: When it was last stored or, as far as is known, read.
         read: Returns its bytes, verified; None if they are wrong or gone.
+        tenant: Number of the tenant that it was stored for; 0 for none.
     """
 
     key: str = ""
@@ -166,6 +169,7 @@ class StoredPage:
     nbytes: int
     used_ns: int
     read: Callable[[], bytes | None] = attrs.field(repr=False)
+    tenant: int = 0
 
 
 class PageReceiver(Protocol):
@@ -181,6 +185,14 @@ class PageReceiver(Protocol):
         self, pages: Sequence[StoredPage], asked: Retention
     ) -> Mapping[RetentionAnswer, int]:
         """Promise stored objects, or let them expire; return the answers."""
+
+
+@runtime_checkable
+class TenantStore(Protocol):
+    """What a store is as well that knows what each tenant takes."""
+
+    def room(self, tenants: Tenants) -> Mapping[str, TenantUse]:
+        """Count what listed tenants take, and `default`, in all namespaces."""
 
 
 class Store(Protocol):
@@ -280,7 +292,8 @@ def verify_object(key: str, data: Any) -> Outcome:  # noqa: ANN401 - any buffer
 
     Returns:
         OK, CORRUPT, or SHORT or LONG where the trailer gives another length.
-        An object without bytes marks its presence and is always OK.
+        An object without bytes marks its presence and is always OK. A sealed one is
+        OK as well: only its key could say more, and no key is needed here.
     """
     # A listing of stores needs no numpy.
     import numpy as np  # noqa: PLC0415
@@ -290,6 +303,7 @@ def verify_object(key: str, data: Any) -> Outcome:  # noqa: ANN401 - any buffer
     from kvdock.transfer.integrity import (  # noqa: PLC0415
         TRAILER,
         compare_trailers,
+        is_sealed,
         make_trailers,
     )
 
@@ -299,6 +313,8 @@ def verify_object(key: str, data: Any) -> Outcome:  # noqa: ANN401 - any buffer
     if len(found) < TRAILER_BYTES:
         return Outcome.SHORT
     body, tail = found[:-TRAILER_BYTES], found[-TRAILER_BYTES:]
+    if is_sealed(tail.tobytes()):
+        return Outcome.OK
     digest = np.array([xxhash.xxh3_64_intdigest(body.data)], np.uint64)
     wanted = make_trailers([key], len(body), digest)
     return Outcome(int(compare_trailers(tail.copy().view(TRAILER), wanted)[0]))

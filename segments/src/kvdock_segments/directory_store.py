@@ -14,6 +14,7 @@ from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
 from kvdock_segments.copies import SegmentReceiver, receiver, stored_pages
 from kvdock_segments.limits import StoreLimits, StoreLocation
+from kvdock_segments.room import tenants_in
 from kvdock_segments.verify import verify_namespace
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Self
 
+    from kvdock.capacity import TenantUse
+    from kvdock.config.tenants import Tenants
     from kvdock.stores import NamespaceSurvey, PageReceiver, StoredPage, Verified
     from kvdock_segments.settings import SegmentSettings
 
@@ -82,6 +85,11 @@ class DirectoryStore:
         if not found:
             self._check_store()
         return found
+
+    def room(self, tenants: Tenants) -> Mapping[str, TenantUse]:
+        """Count what tenants take, in all namespaces."""
+        self.namespaces()
+        return tenants_in(self.root, tenants)
 
     def _check_store(self) -> None:
         """Raise unless a directory without namespaces is an empty store."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
+from kvdock.config import load_configuration
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.namespace import canonical
 from kvdock.plugin import import_entry_point, usable_entry_points
 from kvdock.retention import Retention
-from kvdock.stores import GROUP
+from kvdock.stores import GROUP, TenantStore
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings
@@ -86,6 +87,7 @@ def stat(
     namespace: str = "",
     /,
     *,
+    tenants: bool = False,
     set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
@@ -95,14 +97,29 @@ def stat(
         target: The store's root directory, or the URL of a bucket.
         namespace: The namespace, or enough of its first digits; not needed where
             there is only one.
+        tenants: Show instead what each tenant takes in all namespaces; they are
+            listed in the file that KVDOCK_CONFIG names.
         set_: Settings of its backend, as KEY=VALUE.
         json: Print one line of JSON.
     """
     store = open_store(target, set_)
+    if tenants:
+        return _stat_tenants(store, as_json=json)
     with progress.shown("reading"):
         found = store.survey(chosen(store, namespace))
     text = report.survey_text(found, style_of())
     return emit(text, report.survey_data(found), as_json=json)
+
+
+def _stat_tenants(store: Store, *, as_json: bool) -> int:
+    """Show what each tenant takes in a store."""
+    if not isinstance(store, TenantStore):
+        raise UsageProblem("this store does not know tenants")
+    listed = load_configuration(lenient=True).core.tenants
+    with progress.shown("reading"):
+        found = store.room(listed)
+    text = report.tenants_text(found, style_of())
+    return emit(text, report.tenants_data(found), as_json=as_json)
 
 
 def verify(

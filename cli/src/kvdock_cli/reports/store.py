@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -12,6 +12,7 @@ from kvdock_cli.reports._style import PLAIN, Style, Tone
 from kvdock_cli.reports._tables import Cell, columns, paragraph, plain, table
 
 if TYPE_CHECKING:
+    from kvdock.capacity import TenantUse
     from kvdock.stores import NamespaceSurvey, Verified
 
 _SHORT = 12  # digits that distinguish namespaces for people
@@ -102,6 +103,28 @@ def _whole(namespace: str, style: Style) -> str:
 def survey_data(one: NamespaceSurvey) -> dict[str, object]:
     """Describe one namespace as data."""
     return {"schema": "kvdock.store-stat/1", "ok": True, "namespace": plain(one)}
+
+
+def tenants_text(found: Mapping[str, TenantUse], style: Style = PLAIN) -> str:
+    """Render what each tenant takes in a store."""
+    rows = [
+        (
+            Cell(name, Tone.STRONG),
+            Cell(
+                format_bytes(one.used_bytes),
+                Tone.WARNING if 0 < one.quota_bytes < one.used_bytes else None,
+            ),
+            format_bytes(one.quota_bytes) if one.quota_bytes else "-",
+            format_bytes(one.promised_bytes),
+        )
+        for name, one in found.items()
+    ]
+    return "\n".join(table(("TENANT", "TAKES", "QUOTA", "PROMISED"), rows, style))
+
+
+def tenants_data(found: Mapping[str, TenantUse]) -> dict[str, object]:
+    """Describe what each tenant takes as data."""
+    return {"schema": "kvdock.store-tenants/1", "ok": True, "tenants": plain(found)}
 
 
 def checked_text(found: Sequence[Verified], style: Style = PLAIN) -> str:

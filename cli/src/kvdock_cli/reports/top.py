@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "kvdock.top/1"
 
+_TENANTS = "kvdock_tenant_bytes"
 _KEYS, _BYTES = "kvdock_keys_total", "kvdock_bytes_total"
 _COPIED = "kvdock_copied_pages_total"
 _LOAD_S, _LOAD_RATE = "kvdock_load_latency_seconds", "kvdock_load_bytes_per_second"
@@ -84,6 +85,17 @@ class LoadView:
 
 
 @attrs.frozen(kw_only=True)
+class TenantView:
+    """What one tenant takes of a backend's store; a quota of 0 is none."""
+
+    backend: str
+    tenant: str
+    used_bytes: float
+    quota_bytes: float
+    promised_bytes: float
+
+
+@attrs.frozen(kw_only=True)
 class View:
     """Everything, and the seconds over which rates were taken."""
 
@@ -93,6 +105,7 @@ class View:
     backends: tuple[BackendView, ...]
     tiers: tuple[TierView, ...] = ()
     loads: tuple[LoadView, ...] = ()
+    tenants: tuple[TenantView, ...] = ()
     compute_tokens_per_s: float | None = None
     decisions: Mapping[str, float] = {}
 
@@ -171,6 +184,17 @@ def view_of(
             bytes_per_s=None if math.isinf(rate) else rate,
         )
 
+    def tenant_of(backend: str, tenant: str) -> TenantView:
+        where = {"backend": backend, "tenant": tenant}
+        used, quota, promised = (
+            max(now.numbers(_TENANTS, **where, state=state), default=0.0)
+            for state in ("used", "quota", "promised")
+        )
+        return TenantView(
+            **where, used_bytes=used, quota_bytes=quota, promised_bytes=promised
+        )
+
+    roomy = {(one["backend"], one["tenant"]) for one, _ in now.of(_TENANTS)}
     measured = {(one["backend"], one["pool"]) for one, _ in now.of(_LOAD_RATE)}
     paces = filter(None, now.numbers("kvdock_compute_tokens_per_second"))
     sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
@@ -178,6 +202,7 @@ def view_of(
         source=source,
         seconds=seconds,
         loads=tuple(load_of(*one) for one in sorted(measured)),
+        tenants=tuple(tenant_of(*one) for one in sorted(roomy)),
         compute_tokens_per_s=min(paces, default=None),
         decisions={
             choice: now.total(_DECISIONS, choice=choice)
@@ -221,6 +246,9 @@ def as_text(view: View, style: Style = PLAIN) -> str:
     if view.tiers:
         heads = ("TIER", "LOADED", "COPIED TO IT", "NOT COPIED", "QUEUE")
         lines += ["", *table(heads, list(map(_tier_row, view.tiers)), style)]
+    if view.tenants:
+        heads = ("TENANT", "STORE", "TAKES", "QUOTA", "PROMISED")
+        lines += ["", *table(heads, list(map(_tenant_row, view.tenants)), style)]
     if view.loads:
         columns = ("LOADS FROM", "POOL", "A CALL TAKES", "AND THEN")
         lines += ["", *table(columns, list(map(_load_row, view.loads)), style)]
@@ -239,6 +267,17 @@ def _load_row(one: LoadView) -> Row:
         one.pool,
         f"{one.latency_s * 1e3:.1f} ms",
         pace,
+    )
+
+
+def _tenant_row(one: TenantView) -> Row:
+    above = 0 < one.quota_bytes < one.used_bytes
+    return (
+        Cell(one.tenant, Tone.STRONG),
+        one.backend,
+        Cell(format_bytes(int(one.used_bytes)), Tone.WARNING if above else None),
+        format_bytes(int(one.quota_bytes)) if one.quota_bytes else "-",
+        format_bytes(int(one.promised_bytes)),
     )
 
 

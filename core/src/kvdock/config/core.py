@@ -12,6 +12,7 @@ from enum import StrEnum
 import attrs
 
 from kvdock.config.fields import choice, count, duration, option, size
+from kvdock.config.tenants import Tenants, read_tenants
 
 KEPT_FREE_BYTES = 256 << 20
 """Left free by default where kvdock itself takes memory, which is little."""
@@ -272,3 +273,9 @@ class CoreSettings:
     retention: RetentionSettings = attrs.field(factory=RetentionSettings)
     host_memory: HostMemorySettings = attrs.field(factory=HostMemorySettings)
     pays: PaysSettings = attrs.field(factory=PaysSettings)
+    tenants: Tenants = attrs.field(
+        factory=Tenants,
+        converter=read_tenants,
+        repr=False,
+        metadata={"help": "Tenants, from the section `tenants`.", "secret": True},
+    )

@@ -59,6 +59,11 @@ class EngineSettings:
         attrs.Factory(dict),
         help="Settings of observers that core.observers switches on, by name.",
     )
+    tenants: Mapping[str, Any] = attrs.field(
+        factory=dict,
+        repr=False,
+        metadata={"help": "Tenants: salts with room and keys, by name."},
+    )
     drafts: Drafts = choice(
         Drafts.STRICT, help="strict or lenient, when no plugin takes draft pools."
     )
@@ -71,7 +76,7 @@ class EngineSettings:
     salt: str = secret("", help="Keeps this deployment's pages apart.")
 
 
-_GROUPS = ("core", "routes", "backends", "observers")
+_GROUPS = ("core", "routes", "backends", "observers", "tenants")
 
 E = TypeVar("E", bound=EngineSettings)
 
@@ -157,7 +162,9 @@ def load_engine_configuration(  # noqa: PLR0913 - each has its name
             backends[plugins[0]] = {**mine, **rest}
     tree = {"core": own.core, "backends": backends, "observers": own.observers}
     found = load_configuration(
-        tree | ({"tiers": own.tiers} if own.tiers else {}),
+        tree
+        | ({"tiers": own.tiers} if own.tiers else {})
+        | ({"tenants": own.tenants} if own.tenants else {}),
         defaults=defaults,
         file=file,
         environ=environ,

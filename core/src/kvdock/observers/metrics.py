@@ -170,6 +170,12 @@ def _metrics() -> tuple[Metric, ...]:
             ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
+            "kvdock_tenant_bytes", gauge,
+            "Bytes of a store by tenant: used by its pages, its quota, and what is "
+            "promised. Tenants that are not listed are one, `default`.",
+            ("backend", "tenant", "state"), mode="livemostrecent",
+        ),
+        Metric(
             "kvdock_restored_pages_total", counter, "Pages within restored prefixes.",
             ("pool",),
         ),
@@ -393,6 +399,12 @@ class EventMetrics(ABC):
             promised, most = event.promised_bytes, event.promise_limit_bytes
             self._set(store, promised, event.backend, "promised", *whose)
             self._set(store, most, event.backend, "promise_limit", *whose)
+        for name, one in event.tenants.items():
+            labels = (event.backend, name)
+            self._set("kvdock_tenant_bytes", one.used_bytes, *labels, "used", *whose)
+            self._set("kvdock_tenant_bytes", one.quota_bytes, *labels, "quota", *whose)
+            kept = one.promised_bytes
+            self._set("kvdock_tenant_bytes", kept, *labels, "promised", *whose)
 
     def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         labels = (event.backend, event.pool, event.operation)

@@ -305,7 +305,9 @@ class BackgroundTasks:
             found = None
         self._schedule_poll()
         if found is not None and self._notify is not None:
-            self._notify(StoreFilled(backend=name, **attrs.asdict(found)))
+            self._notify(
+                StoreFilled(backend=name, **attrs.asdict(found, recurse=False))
+            )
 
 
 KeyBuilder = Callable[[], Sequence[str]]

@@ -66,6 +66,11 @@ def identify_request(
         request.extra_key = f"{key.removesuffix(adapter)}lora:{identity}"
 
 
+def own_key(extra_key: str) -> str:
+    """Return the caller's part of an extra key, without what stands for an adapter."""
+    return extra_key.partition("lora:")[0]
+
+
 def _state(place: Path | None) -> object:
     try:
         return files_state(place) if place else None

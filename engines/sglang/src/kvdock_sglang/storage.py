@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
-from kvdock.events import LookupSkipped
+from kvdock.events import LookupSkipped, stored_for
 from kvdock.hints import Hints, RequestHints, by_times
 from kvdock.pays import LIMIT
 from kvdock_sglang import engine_api, pays, weight_updates
@@ -36,6 +36,7 @@ from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
 from kvdock_sglang.layout_check import check
+from kvdock_sglang.lora_identity import own_key
 from kvdock_sglang.namespace import Ranks, launched, namespace, target_kv_heads
 from kvdock_sglang.operation import StorageOperation, current
 from kvdock_sglang.pool_names import EnginePool, is_draft
@@ -348,7 +349,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         pages = page_indices(slots, attached_pool.pool.page_slots, len(keys))
         began = time.perf_counter()
         move = attached_pool.read if what == "get" else self._writer(attached_pool)
-        outcomes = move(keys, pages, deadline_s)
+        with stored_for(self._tenant()):
+            outcomes = move(keys, pages, deadline_s)
         seconds = time.perf_counter() - began
         if what == "get" and np.isin(outcomes, _DAMAGE).any():
             self._verify_rest(attached_pool, keys, slots, deadline_s)
@@ -358,6 +360,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             nbytes = sum(good) * attached_pool.spec.page_bytes(self.ranks.shard)
             self.ledger.record(what, sum(good), nbytes, seconds)
         return good
+
+    def _tenant(self) -> int:
+        """Return the number of the tenant that this thread's call belongs to."""
+        tenants, operation = self.given.core.tenants, current()
+        if not tenants or operation is None:
+            return 0
+        number = tenants.number_of_salt(operation.salt)
+        return number or tenants.number_of_salt(own_key(operation.extra_key))
 
     def _writer(
         self, attached_pool: AttachedHostPool

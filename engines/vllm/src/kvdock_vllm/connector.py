@@ -206,8 +206,11 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         self.reset_cache()
 
     def on_new_request(self, request: Request) -> None:
-        """Identify the request's adapter, do what vLLM does, then follow its hints."""
+        """Identify adapter and tenant, do what vLLM does, then follow its hints."""
         self._adapters.begin(request.request_id, request.lora_request)
+        listed = self._handover.settings.core.tenants
+        if tenant := listed.number_of_salt(request.cache_salt or ""):
+            self._handover.tenants[request.request_id] = tenant
         super().on_new_request(request)
         try:
             self._follow_hints(request)

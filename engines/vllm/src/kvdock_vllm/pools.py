@@ -38,12 +38,14 @@ class Handover:
         identity: What the pages belong to, as far as the scheduler knows.
         adapters: Adapters of the requests under way.
         tier: Set by the tier.
+        tenants: Number of the tenant of each request under way whose salt is listed.
     """
 
     settings: Configuration
     identity: Identity
     adapters: AdapterFiles
     tier: Any = None
+    tenants: dict[str, int] = attrs.field(factory=dict)
 
 
 def routes(dock: Dock, given: Configuration, specs: Sequence[PoolSpec]) -> Plan:

@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvdock import Attachment, Outcome, TransferFuture, TransferManager
 from kvdock.errors import KvdockError
-from kvdock.events import AUDITED, PageHomes, requested_by
+from kvdock.events import AUDITED, PageHomes, requested_by, stored_for
 from kvdock.hints import Hints, PagesOfPool, RequestHints, by_times
 from kvdock.keys import adapter_hashes
 from kvdock.observers.metrics import MetricDeltas
@@ -316,7 +316,8 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             until_s = limit.until(self._core.deadlines.until("get"))
             timeout_s = max(0.0, until_s - time.monotonic())
         try:
-            with requested_by(request), limited_by(limit):
+            tenant = self._handover.tenants.get(request, 0)
+            with requested_by(request), limited_by(limit), stored_for(tenant):
                 for name, part in self._split(job.keys, context).items():
                     if hints is not None:
                         self._write(job, name, part, pages, hints, context)
@@ -423,6 +424,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._lookups.cleanup(req_context.req_id)
         self.unlimit(req_context.req_id)
         self._adapters.end(req_context.req_id)
+        self._handover.tenants.pop(req_context.req_id, None)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002 - same
         """Send the lookups of this step to their thread."""
