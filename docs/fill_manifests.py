@@ -34,6 +34,7 @@ TYPES = {
     "str": "text",
     "int": "number",
     "float": "number",
+    "bool": "yes or no",
     "Support": "grade",
     "Scope": "scope",
     "frozenset[HitPolicy]": code(one.value for one in HitPolicy),
@@ -97,7 +98,7 @@ def declared(
 def page() -> str:
     """Return the whole page."""
     found = manifests()
-    apart = ("name", "api", "summary", "kinds", "settings")
+    apart = ("name", "api", "summary", "kinds", "sealed", "settings")
     overall = (one.name for one in attrs.fields(Manifest) if one.name not in apart)
     blocks = [
         HEAD,

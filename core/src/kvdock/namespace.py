@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock.config.tenants import salt_digest
 from kvdock.errors import NamespaceError
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ Record = Mapping[str, object]
 
 SCHEMA_VERSION = 1
 """Version of the canonical form; a new one makes every key new."""
+
+
+SEALED_FORMAT = "AES-256-GCM"
+"""The value of `sealed` in the record of pages that are stored encrypted."""
 
 
 @attrs.frozen
@@ -272,16 +277,13 @@ def namespace_record(
     Pools are described over all ranks. How they are divided is in the suffix;
     hit policies and windows do not change bytes and are left out.
     """
-    # JSON and the environment may bring half a character.
-    secret = namespace.salt.encode("utf-8", "surrogatepass")
-    salt = hashlib.sha256(b"kvdock salt\0" + secret).hexdigest()
     return {
         "schema": SCHEMA_VERSION,
         "model": namespace.model,
         "revision": namespace.revision,
         "draft_model": namespace.draft_model,
         "lora": namespace.lora,
-        "salt_sha256": salt if namespace.salt else "",
+        "salt_sha256": salt_digest(namespace.salt),
         "page_format": namespace.page_format,
         "pools": {
             pool.name: {

@@ -272,6 +272,7 @@ class Engine:
     overrides: Mapping[str, str] = attrs.field(factory=dict)
     observers: Sequence[object] = ()
     faults: FaultInjector | None = None
+    wrappers: Sequence[tuple[str, Any]] = ()
     shard: Shard = attrs.field(factory=Shard)
     namespace: Namespace = attrs.field(factory=lambda: Namespace(model="m"))
     memory: dict[str, ByteArray] = attrs.field(init=False)
@@ -279,8 +280,10 @@ class Engine:
 
     def __attrs_post_init__(self) -> None:
         backends = {shelf.name: shelf.backend() for shelf in self.shelves}
+        around = list(self.wrappers)
         if self.faults is not None:
-            around = [("faults", self.faults)]
+            around.append(("faults", self.faults))
+        if around:
             backends = {
                 name: Backend(wrapped_plugin(one.plugin, around))
                 for name, one in backends.items()

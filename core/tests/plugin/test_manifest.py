@@ -118,7 +118,16 @@ SETS = ("hit_policies", "layouts", "shardings")
 
 
 def test_every_field_of_words_is_in_these_tables() -> None:
-    plain = {"name", "api", "summary", "kinds", "settings", "send_drain_s", *LIMITS}
+    plain = {
+        "name",
+        "api",
+        "summary",
+        "kinds",
+        "settings",
+        "send_drain_s",
+        "sealed",
+        *LIMITS,
+    }
     assert {one.name for one in attrs.fields(KindSupport)} == set(OF_A_KIND)
     assert {one.name for one in attrs.fields(Manifest)} == set(OF_A_MANIFEST) | plain
 

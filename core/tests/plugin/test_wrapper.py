@@ -66,8 +66,8 @@ class Notes:
     def manifest(self, inner: Manifest) -> Manifest:
         return attrs.evolve(inner, zero_copy=Support.EMULATED)
 
-    def wrap(self, store: PoolStore, *_: object) -> PoolStore:
-        return Noted(store, self.found)
+    def wrap(self, open_inner: Any, _: object, region: Any, *__: object) -> PoolStore:
+        return Noted(open_inner(region), self.found)
 
 
 def wrapped(plugin: object, *notes: Notes) -> tuple[Backend, Any]:
@@ -128,8 +128,7 @@ def test_pages_of_a_plugin_of_functions_pass_its_wrapper() -> None:
 
 def test_a_store_that_a_wrapper_spoils_is_named() -> None:
     class Less(Notes):
-        def wrap(self, store: PoolStore, *_: object) -> PoolStore:
-            del store
+        def wrap(self, *_: object) -> PoolStore:
             return Plain()
 
     with pytest.raises(PluginError, match=r"declares touch.*Plain.*'touch'"):

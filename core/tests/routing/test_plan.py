@@ -275,6 +275,15 @@ def test_a_route_says_who_keeps_the_times_of_pages() -> None:
         assert "pages that are to expire are not stored" in without.reason
 
 
+@pytest.mark.parametrize("asked", Integrity)
+def test_sealed_pages_have_no_trailer_whoever_verifies_others(asked: Integrity) -> None:
+    one = backend("one", sealed=True, integrity=Support.NO)
+    found = route(KV, one, needs=RouteRequirements(integrity=asked))
+    assert found.reason == (
+        "zero copy, one object a page; sealed; pages that are to expire are not stored"
+    )
+
+
 def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
     fields = {field.name for field in attrs.fields(Manifest)}
     fields |= {field.name for field in attrs.fields(KindSupport)}
@@ -283,7 +292,7 @@ def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
     not_routed |= {"touch", "removed", "capacity", "retention"}
     # How rows are sent once a pool is routed.
     not_routed |= {"max_send_rows", "landing_run_bytes", "send_drain_s"}
-    assert fields - not_routed == set(REFUSALS) | set(PATHS)
+    assert fields - not_routed == set(REFUSALS) | set(PATHS) | {"sealed"}
 
 
 def test_memory_still_to_be_allocated_comes_from_the_backend() -> None:

@@ -56,7 +56,7 @@ FILE_VARIABLE = "KVDOCK_CONFIG"
 """Names the file to read; no other place is searched."""
 
 PREFIX = "KVDOCK_"
-SECTIONS = ("core", "backends", "observers")
+SECTIONS = ("core", "backends", "observers", "tenants")
 TIERS = "tiers"
 """The one setting that stands in no section."""
 OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS", "KVDOCK_DENY")
@@ -188,9 +188,13 @@ def load_configuration(
         merge_tree(values, source.values, source.origin, origins)
     core = structure(
         CoreSettings,
-        cast("Tree", values["core"]),
+        # They reach whatever the settings of the core reach.
+        {**cast("Tree", values["core"]), "tenants": values["tenants"]},
         where="core",
-        origins=_under("core", origins),
+        origins={
+            **_under("core", origins),
+            **{at: one for at, one in origins.items() if at.startswith("tenants.")},
+        },
         environ=environ,
     )
     return Configuration(

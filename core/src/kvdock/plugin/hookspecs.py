@@ -101,6 +101,7 @@ class AttachConfig:
         max_age_s: Pages that were stored longer ago are not served; 0 for any age.
         erase_within_s: How soon after its time the bytes of an expired page go. Both
             are for backends whose `retention` is native.
+        tenant: Name of the tenant that the namespace's salt belongs to, for keys.
     """
 
     settings: Any = None
@@ -113,6 +114,7 @@ class AttachConfig:
     to_peers: bool = False
     max_age_s: float = 0.0
     erase_within_s: float = 60.0
+    tenant: str = "default"
 
     def __attrs_post_init__(self) -> None:
         """Refuse what could leave the directory that it names."""

@@ -304,6 +304,9 @@ class Manifest:
         send_drain_s: How long after a sender failed or died bytes may still land
             that it had sent: what lies in the buffers of sockets.
         fork_safe: Whether a handle may be used in a forked child.
+        sealed: Whether a wrapper encrypts each object, and proves at each load that it
+            was stored under this key. Such pages have a namespace of their own, and no
+            trailer of the core. Only wrappers declare it.
         settings: The attrs class of its settings, or None.
     """
 
@@ -333,6 +336,7 @@ class Manifest:
     landing_run_bytes: int = attrs.field(default=0, validator=_CHECK.integer)
     send_drain_s: float = attrs.field(default=0.0, validator=_CHECK.seconds)
     fork_safe: Support = _grade()
+    sealed: bool = False
     settings: type | None = None
 
     def __attrs_post_init__(self) -> None:

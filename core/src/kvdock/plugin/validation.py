@@ -250,6 +250,11 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
             "its manifest declares host_allocator, and it has no kvdock_allocate",
             "Add the hook, or declare host_allocator=Support.NO.",
         )
+    if manifest.sealed:
+        raise ContractViolation(
+            "its manifest declares sealed, which only wrappers do",
+            "Leave it out: the wrapper 'seal' seals pages on any backend.",
+        )
     lacking = [name for name in hookspecs.PEER_HOOKS if name not in own]
     if manifest.direct_transfer and lacking and not returns_stores(frozenset(own)):
         raise ContractViolation(

@@ -13,6 +13,7 @@ wrapper with settings is given as a table: `wrap = [{name = "faults", rate = 0.1
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -65,9 +66,24 @@ class Wrapping(Protocol):
         """Return what the backend declares with this wrapper around its stores."""
 
     def wrap(
-        self, store: PoolStore, pool: PoolSpec, region: Region, config: AttachConfig
+        self,
+        open_inner: Callable[[Region], PoolStore],
+        pool: PoolSpec,
+        region: Region,
+        config: AttachConfig,
     ) -> PoolStore:
-        """Put a store around the store of one pool; see `StoreWrapper`."""
+        """Open the store of one pool, and put a store around it.
+
+        Args:
+            open_inner: Opens it for some memory: `region`, or memory of the wrapper
+                through which it moves pages.
+            pool: The pool.
+            region: The memory that the core moves pages from and to.
+            config: The configuration of the backend.
+
+        Returns:
+            The store; see `StoreWrapper`.
+        """
 
 
 @attrs.frozen(kw_only=True)
@@ -137,19 +153,23 @@ def wrapped_plugin(
     def kvdock_manifest() -> Manifest:
         return manifest
 
-    @hookimpl
-    def kvdock_register_pool(
-        pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> PoolStore:
+    def open_plain(pool: PoolSpec, config: AttachConfig, region: Region) -> PoolStore:
         handle = plugin.hooks.kvdock_register_pool(
             pool=pool, region=region, config=config
         )
         check_store(handle, plugin.manifest, own)
         # A store that answers everything itself needs no hook between.
         store = handle if own <= _OPENING else _HookStore(plugin, handle)
-        for _, wrapping in wrappings:
-            store = wrapping.wrap(store, pool, region, config)
         return cast("PoolStore", store)
+
+    @hookimpl
+    def kvdock_register_pool(
+        pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> PoolStore:
+        opened: Callable[[Region], PoolStore] = partial(open_plain, pool, config)
+        for _, wrapping in wrappings:
+            opened = partial(_open_around, wrapping, opened, pool, config)
+        return opened(region)
 
     hooks: dict[str, Callable[..., object]] = {
         "kvdock_manifest": kvdock_manifest,
@@ -169,6 +189,16 @@ def wrapped_plugin(
         defaults=frozenset(defaults),
         wrapped_by=(*plugin.wrapped_by, *(name for name, _ in wrappings)),
     )
+
+
+def _open_around(
+    wrapping: Wrapping,
+    open_inner: Callable[[Region], PoolStore],
+    pool: PoolSpec,
+    config: AttachConfig,
+    region: Region,
+) -> PoolStore:
+    return wrapping.wrap(open_inner, pool, region, config)
 
 
 def _declared(plugin: LoadedPlugin) -> Manifest:

@@ -53,6 +53,8 @@ class IntegrityCheck(StrEnum):
     """Its manifest says that it verifies length and content."""
     TRAILER = "verified by a trailer"
     """The core adds a trailer to each object."""
+    SEALED = "sealed"
+    """A wrapper encrypts and authenticates each object."""
     NONE = "UNVERIFIED by choice"
     """Not verified, since integrity was switched off."""
 
@@ -173,7 +175,8 @@ class RouteOption:
         check = [] if self.check is IntegrityCheck.BACKEND else [str(self.check)]
         if self.check_note:
             check = [f"{self.check}, as it {self.check_note}"]
-        if self.check is IntegrityCheck.NONE and not self.retention:
+        unproven = self.check in (IntegrityCheck.NONE, IntegrityCheck.SEALED)
+        if unproven and not self.retention:
             check.append("pages that are to expire are not stored")
         around = ", ".join(self.wrapped_by)
         wrapped = [f"wrapped by {around}"] if around else []
@@ -201,6 +204,8 @@ class _Evaluation:
     def check(self) -> IntegrityCheck:
         """Return who verifies the pool's pages."""
         checks = self.needs.integrity
+        if self.pool.physical and self.manifest.sealed:
+            return IntegrityCheck.SEALED
         native = self.manifest.integrity is Support.NATIVE and self.oracle
         if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
             return IntegrityCheck.BACKEND

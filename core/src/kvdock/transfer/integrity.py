@@ -167,6 +167,13 @@ def make_dated_trailers(
     return rows.view(TRAILER)
 
 
+def is_sealed(trailer: bytes) -> bool:
+    """Return whether an object's trailer says that it is sealed."""
+    row = np.frombuffer(trailer, DATED_TRAILER)[0]
+    dated = bool(_dated(np.frombuffer(trailer, TRAILER))[0])
+    return dated and bool(row["key_id"])
+
+
 def _dated(found: Sealed) -> npt.NDArray[np.bool_]:
     """Return which trailers are of format 2, bool (n,)."""
     head = _rows(found)[:, :2]

@@ -6,18 +6,19 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock.config.core import CoreSettings, Integrity
 from kvdock.config.core import StagingPolicy as StagingChoice
+from kvdock.config.tenants import tenant_of
 from kvdock.errors import AttachError, did_you_mean
 from kvdock.events import Origin, PoolRouted, PoolsAttached, PoolsDetached
 from kvdock.geometry.region import Block, Region, block_of
 from kvdock.keys import check_suffixes
 from kvdock.models.memory_budget import HostBudget
-from kvdock.namespace import namespace_digest, namespace_record
+from kvdock.namespace import SEALED_FORMAT, namespace_digest, namespace_record
 from kvdock.pools.layout import stored_objects
 from kvdock.resilience.channel import BackendChannel, as_kvdock_error
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from kvdock.events import Event, PluginLoaded
     from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.plugin.manifest import Manifest
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.plan import Plan, Route
@@ -165,6 +167,7 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
     _check_integrity(plan, core.integrity)
     record = namespace_record(namespace, [route.pool for route in plan.routes])
     digest = namespace_digest(record)
+    tenant = tenant_of(record, core.tenants)
     backends = AttachedBackends(
         digest,
         record,
@@ -174,8 +177,8 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
         name: attrs.evolve(
             config,
             settings=dock.backends[name].settings(settings.get(name)),
-            namespace=digest,
-            namespace_record=record,
+            **_namespace_of(dock.backends[name].manifest, record),
+            tenant=tenant,
             shard=plan.shard,
             shared={},
             # Only the nearest placement of a pool sends its pages.
@@ -208,6 +211,13 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
         backends.close(core.deadlines.until("close"))
         raise
     return backends
+
+
+def _namespace_of(manifest: Manifest, record: dict[str, object]) -> dict[str, Any]:
+    """Return namespace and record for one backend: sealed pages have their own."""
+    if manifest.sealed:
+        record = {**record, "sealed": SEALED_FORMAT}
+    return {"namespace": namespace_digest(record), "namespace_record": record}
 
 
 def _check(
@@ -280,7 +290,7 @@ def _check_integrity(plan: Plan, asked: Integrity) -> None:
     }[asked]
     for route in plan.accepted:
         for placement in route.placements if route.pool.physical else ():
-            if placement.check not in kept:
+            if placement.check not in (*kept, IntegrityCheck.SEALED):
                 raise AttachError(
                     f"core.integrity is {asked}, and the plan was made for another: "
                     f"pool {route.pool.name!r} is {placement.check}",
@@ -381,14 +391,14 @@ def _attach(
             registered = _reachable(registered, mine, landing)
         handle = channel.register_pool(pool, registered, config)
         suffixes = _suffixes(channel, pool, shard)
-        names = (pool.name, backends.namespace, suffixes)
+        names = (pool.name, config.namespace, suffixes)
         limit = channel.backend.manifest.max_batch_keys or _EXISTS_KEYS
         last = len(placements) + 1 == len(route.placements)
         placement = Placement(
             pool=pool,
             channel=channel,
             handle=handle,
-            namespace=backends.namespace,
+            namespace=config.namespace,
             suffixes=suffixes,
             region=mine,
             mode=mode,

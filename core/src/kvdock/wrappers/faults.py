@@ -107,11 +107,15 @@ class FaultInjector:
         return inner
 
     def wrap(
-        self, store: PoolStore, pool: PoolSpec, region: Region, config: AttachConfig
+        self,
+        open_inner: Callable[[Region], PoolStore],
+        pool: PoolSpec,
+        region: Region,
+        config: AttachConfig,
     ) -> PoolStore:
         """Put faults between the core and the store of one pool."""
-        del pool, region
-        return _FaultyStore(store, self, config.shard.tp_rank)
+        del pool
+        return _FaultyStore(open_inner(region), self, config.shard.tp_rank)
 
     def run(
         self, batch: Batch, rank: int, inner: Callable[[Batch], BatchResult]

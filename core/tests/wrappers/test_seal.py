@@ -1,0 +1,385 @@
+"""Sealed pages: only the right key, at the right place, opens them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from plugins_of_objects import Full, Objects
+from plugins_of_objects import loaded as plugin_of
+from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, states
+
+from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
+from kvdock.errors import PluginError
+from kvdock.namespace import Namespace
+from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.plugin.manifest import Support
+from kvdock.plugin.validation import ContractViolation
+from kvdock.stores import verify_object
+from kvdock.wrappers import key_ring, seal
+from kvdock.wrappers.key_ring import DataKey, add_key, destroy_keys
+from kvdock.wrappers.seal import Seal, SealSettings
+
+MASTER = bytes(range(32))
+
+
+@pytest.fixture(autouse=True)
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A key file with a key for everyone, looked at before each call."""
+    monkeypatch.setattr(key_ring, "_CHECK_S", 0.0)
+    monkeypatch.setenv("KV_MASTER_KEY", MASTER.hex())
+    path = tmp_path / "keys.json"
+    add_key(path, MASTER, "default")
+    return path
+
+
+def sealed(path: Path, **more: Any) -> Engine:
+    given: dict[str, Any] = {"core": patient(), **more}
+    buffer_bytes = given.pop("buffer_bytes", 4 << 20)
+    around = Seal(SealSettings(keys=path, buffer_bytes=buffer_bytes))
+    return Engine(wrappers=[("seal", around)], **given)
+
+
+def stored(engine: Engine, count: int = 4) -> list[str]:
+    names = hashes(count)
+    engine.fill(names, range(count))
+    moved = engine.attachment.put(names, engine.where(range(count)))
+    assert not moved.outcomes["kv"].any(), moved.outcomes
+    return names
+
+
+def loaded(engine: Engine, names: list[str]) -> Any:
+    engine.blank()
+    where = engine.where(range(len(names)))
+    return engine.attachment.get(names, where).outcomes["kv"]
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 4 << 20])
+@pytest.mark.parametrize("piece", [16, 1 << 20])
+def test_pages_come_back_through_any_buffer_and_in_any_pieces(
+    keys: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, piece: int
+) -> None:
+    monkeypatch.setattr(seal, "PIECE_BYTES", piece)
+    pools = (attention(), draft(), states())
+    engine_ = sealed(keys, pools=pools, buffer_bytes=buffer_bytes)
+    with engine_.attachment:
+        names = stored(engine_)
+        assert not loaded(engine_, names).any()
+        for pool, (at, name) in itertools.product(pools, enumerate(names)):
+            assert engine_.holds(pool.name, name, at), pool.name
+
+
+def test_the_route_shows_that_pages_are_sealed(keys: Path) -> None:
+    engine = sealed(keys)
+    with engine.attachment:
+        (route,) = engine.attachment.plan.routes
+        assert "sealed; " in route.reason
+        assert "wrapped by seal" in route.reason
+        assert "itself copies pages once" in route.reason
+        assert "pages that are to expire are not stored" in route.reason
+
+
+def test_nothing_of_a_page_is_stored_in_the_clear(keys: Path) -> None:
+    engine = sealed(keys, namespace=Namespace(model="m", salt="of-acme"))
+    with engine.attachment:
+        for name in stored(engine):
+            page = engine.content("kv", name).tobytes()
+            for key, data in engine.shelf.objects.items():
+                assert "of-acme" not in key
+                assert not any(page[at : at + 8] in data for at in range(len(page) - 7))
+
+
+def test_sealed_and_plain_pages_have_namespaces_of_their_own(keys: Path) -> None:
+    shelf = Shelf()
+    plain = Engine([Shelf(objects=shelf.objects)], core=patient())
+    engine = sealed(keys, shelves=[shelf])
+    with plain.attachment, engine.attachment:
+        names = stored(engine)
+        assert (loaded(plain, names) == Outcome.ABSENT).all()
+        before = set(shelf.objects)
+        stored(plain)
+        spaces = [
+            {key.split("/")[0] for key in some}
+            for some in (before, set(shelf.objects) - before)
+        ]
+        assert [len(one) for one in spaces] == [1, 1]
+        assert spaces[0] != spaces[1]
+        assert not loaded(engine, names).any()
+
+
+def test_no_two_objects_are_sealed_with_one_nonce(keys: Path) -> None:
+    engine = sealed(keys)
+    with engine.attachment:
+        names = stored(engine, 8)
+        first = dict(engine.shelf.objects)
+        engine.shelf.objects.clear()
+        stored(engine, 8)
+        again = engine.shelf.objects
+        assert set(first) == set(again)
+        nonces = [one[-28:-16] for some in (first, again) for one in some.values()]
+        assert len(set(nonces)) == 2 * len(names)
+        # The same page under the same key is other bytes each time.
+        assert all(first[key] != again[key] for key in first)
+
+
+def test_without_the_right_key_pages_are_misses_and_stay_stored(
+    keys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = sealed(keys)
+    with engine.attachment:
+        names = stored(engine)
+        before = dict(engine.shelf.objects)
+    monkeypatch.setenv("KV_MASTER_KEY", bytes(32).hex())
+    wrong = sealed(keys, shelves=[Shelf(objects=engine.shelf.objects)])
+    with wrong.attachment:
+        assert (loaded(wrong, names) == Outcome.REFUSED).all()
+        assert wrong.attachment.exists(names).found == {"kv": 0}
+        moved = wrong.attachment.put(hashes(1, 99), wrong.where([0]))
+        assert moved.outcomes["kv"].tolist() == [Outcome.REFUSED]
+    assert engine.shelf.objects == before
+    assert "the master key does not open the key" in caplog.text
+    assert MASTER.hex() not in caplog.text
+    monkeypatch.setenv("KV_MASTER_KEY", MASTER.hex())
+    right = sealed(keys, shelves=[Shelf(objects=engine.shelf.objects)])
+    with right.attachment:
+        assert not loaded(right, names).any()
+
+
+def test_keys_rotate_without_losing_pages_and_a_destroyed_one_takes_its_own(
+    keys: Path,
+) -> None:
+    engine = sealed(keys)
+    with engine.attachment:
+        old = stored(engine)
+        add_key(keys, MASTER, "default")
+        new = hashes(2, 50)
+        engine.fill(new, range(2))
+        engine.attachment.put(new, engine.where(range(2)))
+        assert not loaded(engine, old).any()
+        assert not loaded(engine, new).any()
+        assert destroy_keys(keys, "default", 1) == 1
+        before = dict(engine.shelf.objects)
+        assert (loaded(engine, old) == Outcome.REFUSED).all()
+        assert not any(engine.holds("kv", name, at) for at, name in enumerate(old))
+        assert not loaded(engine, new).any()
+        assert engine.attachment.exists(new).found == {"kv": 2}
+        # They are not deleted: a backup of the key file could open them.
+        assert engine.shelf.objects == before
+        assert destroy_keys(keys, "default") == 1
+        assert (loaded(engine, new) == Outcome.REFUSED).all()
+
+
+def test_each_tenant_has_a_key_of_its_own(keys: Path) -> None:
+    add_key(keys, MASTER, "acme")
+    core = patient(tenants={"acme": {"salt": "a"}})
+    engine = sealed(keys, core=core, namespace=Namespace(model="m", salt="a"))
+    others = [
+        sealed(keys, core=core, namespace=Namespace(model="m", salt=salt))
+        for salt in ("", "b")
+    ]
+    with engine.attachment:
+        names = stored(engine)
+        for other in others:
+            stored(other)
+        destroy_keys(keys, "acme")
+        assert (loaded(engine, names) == Outcome.REFUSED).all()
+        for other in others:
+            with other.attachment:
+                assert not loaded(other, names).any()
+
+
+class Held:
+    """An inner store that says how it was called."""
+
+    def __init__(self, answer: Any = None) -> None:
+        self.batches: list[Batch] = []
+        self.answer = answer
+
+    def run(self, batch: Batch) -> BatchResult:
+        self.batches.append(batch)
+        return self.answer(batch) if self.answer else BatchResult.of(batch, [0])
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def one_object(
+    keys: Path, inner: Held, tenant: str = "default", namespace: str = "n" * 64
+) -> Any:
+    """Return a sealing store for objects of 64 bytes, and memory of one."""
+    engine = Engine(core=patient())
+    with engine.attachment:
+        region = engine.attachment._backends.pools["kv"].region
+    around = Seal(SealSettings(keys=keys, buffers=1))
+    config = AttachConfig(tenant=tenant, namespace=namespace)
+    store = around.wrap(lambda _: inner, attention(), region, config)
+    return store, np.arange(64, dtype=np.uint8)
+
+
+def batch_of(operation: Operation, memory: Any, **more: Any) -> Batch:
+    return Batch(operation, ["n/a.kv"], [[memory.ctypes.data]], [[64]], **more)
+
+
+def test_a_put_leaves_the_memory_of_its_caller_as_it_is(keys: Path) -> None:
+    inner = Held()
+    store, memory = one_object(keys, inner)
+    assert store.run(batch_of(Operation.PUT, memory)).ok.all()
+    assert memory.tolist() == list(range(64))
+    (passed,) = inner.batches
+    assert passed.sizes.tolist() == [[64 + 40]]
+    assert passed.addresses[0, 0] != memory.ctypes.data
+
+
+def test_memory_with_another_use_is_not_touched(keys: Path) -> None:
+    gate = MemoryGate()
+
+    def late(batch: Batch) -> BatchResult:
+        gate.close(1e9)
+        return BatchResult.of(batch, [0])
+
+    store, memory = one_object(keys, Held(late))
+    result = store.run(batch_of(Operation.GET, memory, gate=gate))
+    assert result.outcomes.tolist() == [Outcome.TIMEOUT]
+    assert memory.tolist() == list(range(64))
+    inner = Held()
+    store, memory = one_object(keys, inner)
+    put = store.run(batch_of(Operation.PUT, memory, gate=gate))
+    assert put.outcomes.tolist() == [Outcome.TIMEOUT]
+    assert not inner.batches
+
+
+def test_memory_that_a_backend_still_holds_is_not_used_again(keys: Path) -> None:
+    hold = MemoryHold()
+
+    def held(batch: Batch) -> BatchResult:
+        return BatchResult(np.zeros(1, np.uint8), batch.object_bytes, hold=hold)
+
+    store, memory = one_object(keys, Held(held))
+    got = store.run(batch_of(Operation.GET, memory))
+    assert got.outcomes.tolist() == [Outcome.TIMEOUT]
+    again = batch_of(Operation.PUT, memory, deadline_s=0.0)
+    assert store.run(again).outcomes.tolist() == [Outcome.TIMEOUT]
+    hold.release()
+    assert store.run(again).ok.all()
+
+
+def test_a_backend_that_says_ok_and_loads_nothing_is_found(keys: Path) -> None:
+    store, memory = one_object(keys, Held())
+    store.run(batch_of(Operation.PUT, memory))
+    # The same buffer holds what was just sealed, under the same key.
+    got = store.run(batch_of(Operation.GET, memory))
+    assert got.outcomes.tolist() == [Outcome.CORRUPT]
+
+
+def test_a_backend_that_reaches_only_its_own_memory_is_rejected(keys: Path) -> None:
+    around = Seal(SealSettings(keys=keys))
+    manifest = Shelf().kvdock_manifest()
+    assert around.manifest(manifest).sealed
+    own = attrs.evolve(manifest, host_allocator=Support.NATIVE)
+    with pytest.raises(PluginError, match="only memory that it brings"):
+        around.manifest(own)
+
+
+class Kept(Held):
+    """An inner store that keeps its objects in a mapping."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__(self.serve)
+        self.objects = objects
+
+    def serve(self, batch: Batch) -> BatchResult:
+        ((at,),), ((size,),) = batch.addresses.tolist(), batch.sizes.tolist()
+        memory, (key,) = memory_at(at, size), batch.keys
+        if batch.operation is Operation.PUT:
+            self.objects[key] = bytes(memory)
+            return BatchResult.of(batch, [0])
+        data = self.objects[key]
+        memory[: len(data)] = data[:size]
+        return BatchResult([0], [len(data)])
+
+
+def altered(chance: random.Random, objects: dict[str, bytes], key: str) -> bytes:
+    """Return other bytes than an object's: a bit, a swap, a cut, a trailer."""
+    data = bytearray(objects[key])
+    how = chance.randrange(5)
+    if how == 0:
+        bit = chance.randrange(8 * len(data))
+        data[bit // 8] ^= 1 << bit % 8
+    elif how == 1:
+        data = bytearray(objects[chance.choice([one for one in objects if one != key])])
+    elif how == 2:
+        other = objects[chance.choice([one for one in objects if one != key])]
+        data[-40:] = other[-40:]
+    elif how == 3:
+        del data[chance.randrange(len(data)) :]
+    else:
+        at = chance.randrange(len(data) - 40, len(data))
+        data[at] ^= chance.randrange(1, 256)
+    return bytes(data)
+
+
+def test_altered_moved_and_cut_objects_are_never_accepted(keys: Path) -> None:
+    add_key(keys, MASTER, "acme")
+    objects: dict[str, bytes] = {}
+    stores = {}
+    for tenant, space in (("default", "n"), ("acme", "n"), ("acme", "m")):
+        store, memory = one_object(keys, Kept(objects), tenant, space * 64)
+        for page in range(4):
+            key = f"{space * 64}/{tenant}{page}"
+            memory[:] = page
+            batch = batch_of(Operation.PUT, memory)
+            assert store.run(attrs.evolve(batch, keys=[key])).ok.all()
+            stores[key] = store
+    chance = random.Random(230)  # noqa: S311 - guards nothing
+    room = np.zeros(64, np.uint8)
+    right = dict(objects)
+    for turn in range(2000):
+        key = chance.choice(list(right))
+        batch = attrs.evolve(batch_of(Operation.GET, room), keys=[key])
+        objects[key] = altered(chance, right, key)
+        assert objects[key] != right[key]
+        result = stores[key].run(batch)
+        assert result.outcomes.tolist() != [Outcome.OK], turn
+        objects[key] = right[key]
+    for key, store in stores.items():
+        assert store.run(attrs.evolve(batch, keys=[key])).ok.all()
+        assert room.tolist() == [int(key[-1])] * 64
+
+
+def test_a_store_is_verified_without_keys(keys: Path) -> None:
+    engine = sealed(keys)
+    with engine.attachment:
+        stored(engine)
+        for key, data in engine.shelf.objects.items():
+            assert verify_object(key, data) is Outcome.OK
+            assert verify_object(key, data[:-1]) is Outcome.CORRUPT
+
+
+def test_a_plugin_cannot_say_of_itself_that_it_seals() -> None:
+    with pytest.raises(ContractViolation, match="which only wrappers do"):
+        plugin_of(Objects(Full(), sealed=True), "obj")
+
+
+def test_name_and_namespace_are_bound_to_the_bytes_and_not_to_keys_alone(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one key for all objects, the associated data must tell them apart."""
+    alone = AESGCM(bytes(32))
+    monkeypatch.setattr(DataKey, "cipher", lambda *_: (bytes(32), alone))
+    objects: dict[str, bytes] = {}
+    store, memory = one_object(keys, Kept(objects), namespace="n" * 64)
+    elsewhere, _ = one_object(keys, Kept(objects), namespace="m" * 64)
+    put = batch_of(Operation.PUT, memory)
+    assert store.run(put).ok.all()
+    objects["n/b.kv"] = objects["n/a.kv"]
+    get = batch_of(Operation.GET, memory)
+    assert store.run(get).ok.all()
+    moved = store.run(attrs.evolve(get, keys=["n/b.kv"]))
+    assert moved.outcomes.tolist() == [Outcome.CORRUPT]
+    assert elsewhere.run(get).outcomes.tolist() == [Outcome.CORRUPT]
