@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from plugins_of_objects import Full, Objects
 from plugins_of_objects import loaded as plugin_of
 from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, states
@@ -22,8 +21,8 @@ from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Support
 from kvdock.plugin.validation import ContractViolation
 from kvdock.stores import verify_object
-from kvdock.wrappers import key_ring, seal
-from kvdock.wrappers.key_ring import DataKey, add_key, destroy_keys
+from kvdock.wrappers import key_ring
+from kvdock.wrappers.key_ring import DataKey, Subkey, add_key, destroy_keys
 from kvdock.wrappers.seal import Seal, SealSettings
 
 MASTER = bytes(range(32))
@@ -65,7 +64,7 @@ def loaded(engine: Engine, names: list[str]) -> Any:
 def test_pages_come_back_through_any_buffer_and_in_any_pieces(
     keys: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, piece: int
 ) -> None:
-    monkeypatch.setattr(seal, "PIECE_BYTES", piece)
+    monkeypatch.setattr(key_ring, "PIECE_BYTES", piece)
     pools = (attention(), draft(), states())
     engine_ = sealed(keys, pools=pools, buffer_bytes=buffer_bytes)
     with engine_.attachment:
@@ -370,8 +369,8 @@ def test_name_and_namespace_are_bound_to_the_bytes_and_not_to_keys_alone(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one key for all objects, the associated data must tell them apart."""
-    alone = AESGCM(bytes(32))
-    monkeypatch.setattr(DataKey, "cipher", lambda *_: (bytes(32), alone))
+    alone = Subkey(bytes(32))
+    monkeypatch.setattr(DataKey, "subkey", lambda *_: alone)
     objects: dict[str, bytes] = {}
     store, memory = one_object(keys, Kept(objects), namespace="n" * 64)
     elsewhere, _ = one_object(keys, Kept(objects), namespace="m" * 64)

@@ -15,12 +15,11 @@ import hmac
 import json
 import os
 import time
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -31,13 +30,16 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
+TAG_BYTES = 16
+PIECE_BYTES = 1 << 20
+"""Bytes that the library is given at once: it holds the interpreter's lock."""
 MAX_KEY_ID = 0xFFFF
 """A trailer has two bytes for the number of a key."""
 
 _VERSION = 1
 _CHECK_S = 1.0
 """How often the file is looked at."""
-_SUBKEYS = 4096
+_SUBKEYS_KEPT = 4096
 
 
 class KeyProblem(StrEnum):
@@ -61,13 +63,97 @@ class KeyUnusableError(KvdockError):
         self.problem = problem
 
 
+class Subkey:
+    """What seals and opens objects: AES-256-GCM with one key.
+
+    Args:
+        key: The key, 32 bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._aead = key, _aead(key)
+
+    def seal(
+        self,
+        nonce: bytes,
+        about: bytes,
+        room: memoryview,
+        pieces: Sequence[memoryview],
+    ) -> None:
+        """Seal an object.
+
+        Args:
+            nonce: 12 bytes, for this object alone.
+            about: What is bound to it.
+            room: Gets its bytes, and the tag behind them.
+            pieces: Its bytes as they lie in memory.
+        """
+        if len(pieces) == 1 and len(room) <= PIECE_BYTES + TAG_BYTES:
+            self._aead.encrypt_into(nonce, pieces[0], about, room)
+            return
+        work = self._message(nonce).encryptor()
+        work.authenticate_additional_data(about)
+        for plain, sealed in _side_by_side(pieces, room):
+            work.update_into(plain, sealed)
+        work.finalize()
+        room[-TAG_BYTES:] = work.tag
+
+    def open(
+        self,
+        nonce: bytes,
+        about: bytes,
+        room: memoryview,
+        pieces: Sequence[memoryview],
+    ) -> bool:
+        """Open an object; return False, with zeros in its place, if it is another."""
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+
+        try:
+            if len(pieces) == 1 and len(room) <= PIECE_BYTES + TAG_BYTES:
+                self._aead.decrypt_into(nonce, room, about, pieces[0])
+                return True
+            work = self._message(nonce).decryptor()
+            work.authenticate_additional_data(about)
+            for plain, sealed in _side_by_side(pieces, room):
+                work.update_into(sealed, plain)
+            work.finalize_with_tag(bytes(room[-TAG_BYTES:]))
+        except InvalidTag:
+            # Whatever was written there is not what was stored.
+            for piece in pieces:
+                piece[:] = bytes(len(piece))
+            return False
+        return True
+
+    def _message(self, nonce: bytes) -> Any:  # noqa: ANN401 - the library's
+        from cryptography.hazmat.primitives.ciphers import (  # noqa: PLC0415
+            Cipher,
+            algorithms,
+            modes,
+        )
+
+        return Cipher(algorithms.AES(self._key), modes.GCM(nonce))
+
+
+def _side_by_side(
+    pieces: Sequence[memoryview], room: memoryview
+) -> Iterator[tuple[memoryview, memoryview]]:
+    """Yield what belongs together; other threads run in between."""
+    at = 0
+    for piece in pieces:
+        for start in range(0, len(piece), PIECE_BYTES):
+            plain = piece[start : start + PIECE_BYTES]
+            yield plain, room[at : at + len(plain)]
+            at += len(plain)
+
+
 @attrs.define(eq=False)
 class DataKey:
     """One key of one tenant.
 
-    It seals nothing itself. For each namespace it stands for 4096 keys, one of which
-    is chosen by the object's key: nonces are random, and AES-GCM bounds how many of
-    them one key may see (2^32). No process has to count objects this way.
+    It seals nothing itself. For each namespace and each salt of 32 random bits it
+    stands for another key: nonces are random, and AES-GCM bounds how many of them one
+    key may see (2^32). With the salt they have 128 bits, so no process has to count
+    what others seal.
 
     Args:
         number: Its number, 1 to 65535.
@@ -76,18 +162,17 @@ class DataKey:
 
     number: int
     secret: bytes = attrs.field(repr=False)
-    _made: dict[tuple[str, int], tuple[bytes, AESGCM]] = attrs.field(
-        factory=dict, repr=False
-    )
+    _made: dict[tuple[str, int], Subkey] = attrs.field(factory=dict, repr=False)
 
-    def cipher(self, namespace: str, key: str) -> tuple[bytes, AESGCM]:
-        """Return the key for one object, as bytes and ready for use."""
-        place = namespace, zlib.crc32(key.encode()) % _SUBKEYS
-        found = self._made.get(place)
+    def subkey(self, namespace: str, salt: int) -> Subkey:
+        """Return the key for objects of one namespace and one salt."""
+        found = self._made.get((namespace, salt))
         if found is None:
-            label = f"kvdock seal {place[1]} {namespace}".encode()
-            raw = hmac.digest(self.secret, label, "sha256")
-            found = self._made[place] = raw, _aead(raw)
+            if len(self._made) >= _SUBKEYS_KEPT:
+                self._made.clear()
+            label = f"kvdock seal {salt} {namespace}".encode()
+            found = Subkey(hmac.digest(self.secret, label, "sha256"))
+            self._made[namespace, salt] = found
         return found
 
 
