@@ -71,7 +71,10 @@ class Subkey:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._key, self._aead = key, _aead(key)
+        # Not for each object: an import costs as much as 8 KiB of AES.
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+
+        self._key, self._aead, self._wrong = key, _aead(key), InvalidTag
 
     def seal(
         self,
@@ -106,8 +109,6 @@ class Subkey:
         pieces: Sequence[memoryview],
     ) -> bool:
         """Open an object; return False, with zeros in its place, if it is another."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
-
         try:
             if len(pieces) == 1 and len(room) <= PIECE_BYTES + TAG_BYTES:
                 self._aead.decrypt_into(nonce, room, about, pieces[0])
@@ -117,7 +118,7 @@ class Subkey:
             for plain, sealed in _side_by_side(pieces, room):
                 work.update_into(sealed, plain)
             work.finalize_with_tag(bytes(room[-TAG_BYTES:]))
-        except InvalidTag:
+        except self._wrong:
             # Whatever was written there is not what was stored.
             for piece in pieces:
                 piece[:] = bytes(len(piece))

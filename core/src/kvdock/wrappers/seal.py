@@ -211,7 +211,8 @@ class SealedStore(StoreWrapper):
         self.peers = None  # what goes straight to peers would not be sealed
         self._buffers, self._ring = buffers, ring
         self._tenant, self._namespace, self._pool = tenant, namespace, pool
-        self._salt = self._salted = 0
+        self._bound = namespace.encode() + b"\0"
+        self._salt, self._salted = 0, _SALT_OBJECTS
         self._log = ThrottledLog()
 
     def run(self, batch: Batch) -> BatchResult:
@@ -227,7 +228,7 @@ class SealedStore(StoreWrapper):
         except KeyUnusableError as error:
             self._warn(error)
             return BatchResult.all(batch, Outcome.REFUSED)
-        if batch.operation not in _MOVES:
+        if batch.operation not in _MOVES or not len(batch):
             return self.inner.run(batch)
         most = self._buffers.rows
         if len(batch) <= most:
@@ -273,9 +274,10 @@ class SealedStore(StoreWrapper):
     def _seal(self, batch: Batch, rooms: _Rooms, key: DataKey) -> None:
         """Seal the objects of a batch into their rooms."""
         count = len(batch)
-        if not self._salted:
+        if self._salted >= _SALT_OBJECTS:
             self._salt = int.from_bytes(os.urandom(_SALT_BYTES), "little")
-        self._salted = (self._salted + count) % _SALT_OBJECTS
+            self._salted = 0
+        self._salted += count
         head = _HEAD.pack(b"K", _FORMAT, key.number, self._salt, 0)
         subkey = key.subkey(self._namespace, self._salt)
         # One call for all: for each object it would cost as much as 8 KiB of AES.
@@ -324,7 +326,7 @@ class SealedStore(StoreWrapper):
 
     def _about(self, head: bytes, nbytes: int, name: str) -> bytes:
         """Return what is bound to an object's bytes: it cannot stand elsewhere."""
-        return b"%s%d %s\0%s" % (head, nbytes, self._namespace.encode(), name.encode())
+        return head + nbytes.to_bytes(8, "little") + self._bound + name.encode()
 
     def _warn(self, error: KeyUnusableError) -> None:
         self._log.warning(
@@ -376,23 +378,23 @@ class _Rooms:
 
     def rows(self, batch: Batch) -> Iterator[tuple[str, memoryview, list[memoryview]]]:
         """Yield name, room for bytes and tag, and memory of each plain object."""
-        whole, step = self.memory.data, self.step
-        rows = zip(
-            batch.keys,
-            self.sizes.tolist(),
-            batch.addresses.tolist(),
-            batch.sizes.tolist(),
-            strict=True,
-        )
-        for row, (name, size, starts, sizes) in enumerate(rows):
-            at = row * step
-            room = whole[at : at + size - TRAILER_BYTES + TAG_BYTES]
+        whole, extra = self.memory.data, TRAILER_BYTES - TAG_BYTES
+        rooms = [
+            whole[row * self.step : row * self.step + size - extra]
+            for row, size in enumerate(self.sizes.tolist())
+        ]
+        if batch.addresses.shape[1] == 1:
+            # The usual case, at a third of the time.
+            wide = zip(batch.addresses[:, 0].tolist(), self.sizes.tolist(), strict=True)
+            pieces = [[_SPACE[at : at + size - TRAILER_BYTES]] for at, size in wide]
+        else:
             pieces = [
-                _SPACE[start : start + nbytes]
-                for start, nbytes in zip(starts, sizes, strict=True)
-                if nbytes
+                [_SPACE[at : at + size] for at, size in zip(*row, strict=True) if size]
+                for row in zip(
+                    batch.addresses.tolist(), batch.sizes.tolist(), strict=True
+                )
             ]
-            yield name, room, pieces
+        return zip(batch.keys, rooms, pieces, strict=True)
 
 
 def _gated(batch: Batch, work: Callable[[], None]) -> bool:
