@@ -448,12 +448,9 @@ def reuses_a_nonce(patch: pytest.MonkeyPatch) -> None:
 def takes_a_page_of_another_key(patch: pytest.MonkeyPatch) -> None:
     """Open with whatever key of the file fits, whosever it is."""
 
-    def opening(ring: KeyRing, tenant: str, number: int) -> DataKey:
-        del tenant
-        return ring._key("default", number)
-
-    patch.setattr(KeyRing, "opening", opening)
-    patch.setattr(KeyRing, "sealing", lambda ring, _: ring._key("default", 1))
+    right: Any = KeyRing.opening
+    patch.setattr(KeyRing, "opening", lambda ring, _: right(ring, 1))
+    patch.setattr(KeyRing, "sealing", lambda ring, _: right(ring, 1))
     patch.setattr(KeyRing, "reading", lambda *_: None)
 
 

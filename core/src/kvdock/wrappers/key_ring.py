@@ -233,8 +233,8 @@ class KeyRing:
         self._path, self._master = path, master
         self._looked_s = float("-inf")
         self._seen: object = None
-        self._entries: Mapping[str, Mapping[int, _Entry]] | None = None
-        self._opened: dict[tuple[str, int], DataKey] = {}
+        self._entries: Mapping[int, _Entry] | None = None
+        self._opened: dict[int, DataKey] = {}
 
     def sealing(self, tenant: str) -> DataKey:
         """Return the key with which new objects of a tenant are sealed.
@@ -242,7 +242,7 @@ class KeyRing:
         Raises:
             KeyUnusableError: If there is none.
         """
-        return self._key(tenant, max(self._mine(tenant), default=0))
+        return self.opening(max(self._mine(tenant), default=0))
 
     def reading(self, tenant: str) -> None:
         """Check that some object of a tenant can be opened.
@@ -253,42 +253,43 @@ class KeyRing:
         first: KeyUnusableError | None = None
         for number in sorted(self._mine(tenant), reverse=True):
             try:
-                self._key(tenant, number)
+                self.opening(number)
             except KeyUnusableError as error:
                 first = first or error
             else:
                 return
         raise first or KeyUnusableError(KeyProblem.MISSING)
 
-    def opening(self, tenant: str, number: int) -> DataKey:
-        """Return the key that has sealed an object.
+    def opening(self, number: int) -> DataKey:
+        """Return the key that has sealed an object, whosever it is.
 
         Raises:
             KeyUnusableError: If it is not there or cannot be used.
         """
-        self._mine(tenant)
-        return self._key(tenant, number)
-
-    def _key(self, tenant: str, number: int) -> DataKey:
-        opened = self._opened
-        found = opened.get((tenant, number))
+        entries, opened = self._current(), self._opened
+        found = opened.get(number)
         if found is None:
-            entry = self._mine(tenant).get(number)
+            entry = entries.get(number)
             if entry is None:
                 raise KeyUnusableError(KeyProblem.MISSING)
             # Of threads that come here at once the last one's stays; all are right.
-            found = opened[tenant, number] = entry.opened(self._master)
+            found = opened[number] = entry.opened(self._master)
         return found
 
-    def _mine(self, tenant: str) -> Mapping[int, _Entry]:
-        """Return the entries of a tenant, as the file has them now."""
+    def _mine(self, tenant: str) -> list[int]:
+        """Return the numbers of a tenant's keys."""
+        entries = self._current().values()
+        return [one.number for one in entries if one.tenant == tenant]
+
+    def _current(self) -> Mapping[int, _Entry]:
+        """Return the entries, as the file has them now."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _CHECK_S:
             self._look()
             self._looked_s = now_s
         if self._entries is None:
             raise KeyUnusableError(KeyProblem.UNREADABLE)
-        return self._entries.get(tenant, {})
+        return self._entries
 
     def _look(self) -> None:
         """Read the file again if it is another one."""
@@ -297,9 +298,7 @@ class KeyRing:
             seen = about.st_mtime_ns, about.st_size, about.st_ino
             if seen == self._seen:
                 return
-            entries: dict[str, dict[int, _Entry]] = {}
-            for one in _read(self._path):
-                entries.setdefault(one.tenant, {})[one.number] = one
+            entries = {one.number: one for one in _read(self._path)}
         except (OSError, KvdockError):
             # What cannot be read may say that a key is destroyed.
             self._seen, self._entries, self._opened = None, None, {}
@@ -375,10 +374,11 @@ def add_key(path: Path, master: bytes, tenant: str) -> int:
         KvdockError: If its numbers are used up, or the file is not a key file.
     """
     with _changed(path) as entries:
-        numbers = [one.number for one in entries if one.tenant == tenant]
-        number = max(numbers, default=0) + 1
+        number = max((one.number for one in entries), default=0) + 1
         if number > MAX_KEY_ID:
-            raise KvdockError(f"tenant {tenant!r} has had {MAX_KEY_ID} keys")
+            raise KvdockError(
+                f"{path} has had {MAX_KEY_ID} keys, and no number is left"
+            )
         secret = os.urandom(KEY_BYTES)
         entries.append(_Entry.wrapping(tenant, number, secret, master))
     return number
@@ -397,6 +397,19 @@ def destroy_keys(path: Path, tenant: str, number: int = 0) -> int:
             if one.tenant == tenant and one.wrapped and number in (0, one.number):
                 entries[at], gone = attrs.evolve(one, wrapped=b""), gone + 1
     return gone
+
+
+def list_keys(path: Path) -> list[tuple[str, int, bool]]:
+    """Return tenant and number of each key, and whether it was destroyed.
+
+    Raises:
+        KvdockError: If there is no such file, or it is not a key file.
+    """
+    try:
+        entries = _read(path)
+    except OSError as error:
+        raise KvdockError(f"{path} cannot be read: {error.strerror}") from error
+    return [(one.tenant, one.number, not one.wrapped) for one in entries]
 
 
 def wrap_again(path: Path, master: bytes, new_master: bytes) -> None:

@@ -322,7 +322,7 @@ class SealedStore(StoreWrapper):
         magic, form, number, salt, ends = _HEAD.unpack(head)
         if (magic, form, ends) != (b"K", _FORMAT, 0) or not number:
             return None
-        return self._ring.opening(self._tenant, number).subkey(self._namespace, salt)
+        return self._ring.opening(number).subkey(self._namespace, salt)
 
     def _about(self, head: bytes, nbytes: int, name: str) -> bytes:
         """Return what is bound to an object's bytes: it cannot stand elsewhere."""
