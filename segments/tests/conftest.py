@@ -133,6 +133,7 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
             object_bytes=(page_bytes,),
             record=limits.pop("record", b""),
             liveness=liveness,
+            tenant=limits.pop("tenant", 0),
         )
         limits = {"segment_bytes": 256 << 10} | limits
         moves = engine or PosixIOEngine(2, direct=direct)

@@ -306,7 +306,7 @@ def test_a_plan_frees_the_coldest_pages_and_none_that_is_protected(
     assert sum(used < cold_ns for used in going) < wanted <= len(going)
     assert plan.coldest_ns <= cold_ns < before_ns
     for rows in every:
-        gone = cold_slots(index, rows, plan.cold, before_ns)
+        gone = cold_slots(index, rows, plan, before_ns)
         if rows.number in plan.numbers:
             assert writable[rows.number]
             assert len(gone)

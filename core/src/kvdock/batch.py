@@ -164,6 +164,9 @@ class Batch:
         expire_at: int64 (n,), for PUT and RETAIN: do not serve an object from then
             on, in seconds since 1970, 0 for never; None for no change. Only backends
             whose `retention` is native get it.
+        tenant: For PUT: the number of the tenant that the objects are stored for, 0
+            for that of the namespace's salt. A backend without room for tenants may
+            ignore it.
     """
 
     operation: Operation
@@ -185,6 +188,7 @@ class Batch:
     peer: object = attrs.field(default=None, repr=False)
     keep_until: int = 0
     expire_at: Int64Array | None = attrs.field(default=None, repr=False)
+    tenant: int = 0
 
     @classmethod
     def send(

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
+
+
+@attrs.frozen
+class TenantUse:
+    """What one tenant takes of a store.
+
+    Args:
+        used_bytes: Bytes of its pages, in all namespaces.
+        quota_bytes: What it may take before it pays for others; 0 for no quota.
+        promised_bytes: Bytes of its pages that are promised to be kept.
+    """
+
+    used_bytes: int
+    quota_bytes: int = 0
+    promised_bytes: int = 0
 
 
 @attrs.frozen
@@ -17,6 +34,8 @@ class Capacity:
             failing.
         promised_bytes: What is promised to be kept.
         promise_limit_bytes: What may be promised; 0 where nothing may.
+        tenants: What listed tenants take of the whole store, and `default`, all
+            others together, by name; empty where no quota is set.
     """
 
     used_bytes: int
@@ -24,3 +43,4 @@ class Capacity:
     failed_bytes: int = 0
     promised_bytes: int = 0
     promise_limit_bytes: int = 0
+    tenants: Mapping[str, TenantUse] = attrs.field(factory=dict)

@@ -25,6 +25,7 @@ AUDITED = "kvdock-audit-"
 engines do not store its pages, as no other request could find them."""
 
 _request: ContextVar[str] = ContextVar("kvdock_request", default="")
+_tenant: ContextVar[int] = ContextVar("kvdock_tenant", default=0)
 
 
 @contextmanager
@@ -44,6 +45,26 @@ def requested_by(request: str) -> Iterator[None]:
 def current_request() -> str:
     """Return the request that this thread's storage call belongs to, or ""."""
     return _request.get()
+
+
+@contextmanager
+def stored_for(tenant: int) -> Iterator[None]:
+    """Say which tenant the storage calls inside store pages for.
+
+    Args:
+        tenant: Its number, see `kvdock.config.tenants`; 0 for that of the
+            attachment's salt.
+    """
+    token = _tenant.set(tenant)
+    try:
+        yield
+    finally:
+        _tenant.reset(token)
+
+
+def current_tenant() -> int:
+    """Return the number of the tenant that this thread's call stores pages for."""
+    return _tenant.get()
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)

@@ -75,6 +75,20 @@ def check_suffixes(
 _HASHES = "Pass each page's hash in hex."
 
 
+def hashes_of_tenant(hashes: Sequence[str], salt_digest: str) -> list[str]:
+    """Mix the digest of a tenant's salt into page hashes, which keeps them apart.
+
+    Raises:
+        KvdockError: As `check_hashes`.
+    """
+    check_hashes(hashes)
+    key = bytes.fromhex(salt_digest)
+    return [
+        hashlib.blake2b(one.encode(), key=key, digest_size=16).hexdigest()
+        for one in hashes
+    ]
+
+
 def check_hashes(hashes: Sequence[str]) -> None:
     """Refuse page hashes that could reach out of their place in a key.
 

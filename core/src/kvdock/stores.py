@@ -158,6 +158,7 @@ class StoredPage:
         nbytes: Its bytes, trailer included.
         used_ns: When it was last stored or, as far as is known, read.
         read: Returns its bytes, verified; None if they are wrong or gone.
+        tenant: Number of the tenant that it was stored for; 0 for none.
     """
 
     key: str = ""
@@ -166,6 +167,7 @@ class StoredPage:
     nbytes: int
     used_ns: int
     read: Callable[[], bytes | None] = attrs.field(repr=False)
+    tenant: int = 0
 
 
 class PageReceiver(Protocol):

@@ -9,7 +9,13 @@ import pytest
 
 from kvdock.config.core import CoreSettings
 from kvdock.config.sources import explain, load_configuration
-from kvdock.config.tenants import read_tenants, salt_digest, tenant_of
+from kvdock.config.tenants import (
+    Tenants,
+    read_tenants,
+    salt_digest,
+    tenant_number,
+    tenant_of,
+)
 from kvdock.errors import SettingsError
 from kvdock.namespace import Namespace, namespace_record
 
@@ -55,7 +61,9 @@ def test_listing_tenants_changes_no_namespace() -> None:
         ({"acme": {"salt_sha256": SALT}}, "not 64 digits"),
         ({"acme": {"sal": SALT}}, "unknown setting 'sal'"),
         ({"acme": 3}, "not made of settings"),
-        ({"default": {"salt": SALT}}, "not a valid name"),
+        ({"default": {"salt": SALT}}, "default: unknown setting 'salt'"),
+        ({"default": SALT}, "not a valid name"),
+        ({"default": {"retained_share": 2}}, "not a share"),
         ({"A b": {"salt": SALT}}, "not a valid name"),
         ({"a": {"salt": SALT}, "b": {"salt": SALT}}, "'a' and 'b' have one salt"),
         (SALT, "tenants is a section"),
@@ -90,3 +98,39 @@ def test_a_wrong_tenant_in_a_configuration_is_named_and_its_salt_is_not() -> Non
     with pytest.raises(SettingsError, match="tenants") as caught:
         load_configuration({"tenants": wrong}, environ={})
     assert SALT not in str(caught.value)
+
+
+def test_a_tenant_has_a_number_that_follows_from_its_salt_alone() -> None:
+    tenants = read_tenants({"acme": {"salt": SALT}, "b": {"salt": "x"}})
+    renamed = read_tenants({"other": salt_digest(SALT)})
+    number = tenants.number("acme")
+    assert number == renamed.number("other") == tenants.number_of_salt(SALT)
+    assert 0 < number < 2**32
+    assert tenants.number_of_salt("") == tenants.number_of_salt("unlisted") == 0
+    assert tenants.names == {0: "default", number: "acme", tenants.number("b"): "b"}
+    assert tenant_number("0" * 64) == 1
+
+
+def test_two_salts_with_one_number_are_refused() -> None:
+    digest = salt_digest(SALT)
+    twin = digest[:8] + "0" * 56
+    with pytest.raises(SettingsError, match="one number") as caught:
+        read_tenants({"a": digest, "b": twin})
+    assert twin not in str(caught.value)
+
+
+def test_room_is_read_for_listed_tenants_and_for_all_others() -> None:
+    given = {
+        "acme": {"salt": SALT, "quota": "2GiB", "retained_share": 0.25},
+        "unbounded": {"salt": "x"},
+        "default": {"quota": "1GiB"},
+    }
+    found = load_configuration({"tenants": given}, environ={}).core
+    rooms = attrs.evolve(found, page_events=3).tenants.rooms
+    assert {name: room.quota for name, room in rooms.items()} == {
+        "acme": 2 << 30,
+        "default": 1 << 30,
+    }
+    assert rooms["acme"].promise_bytes == 512 << 20
+    assert set(found.tenants) == {"acme", "unbounded"}
+    assert Tenants().rooms == {}

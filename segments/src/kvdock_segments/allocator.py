@@ -25,6 +25,7 @@ import numpy as np
 from kvdock.units import format_bytes
 from kvdock_segments.cleanup import collect_garbage
 from kvdock_segments.eviction import (
+    NOBODY,
     EvictionPlan,
     OtherPools,
     cold_slots,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from kvdock_segments.io import IOEngine
     from kvdock_segments.limits import StoreLimits, StoreLocation
     from kvdock_segments.promises import PromiseBudget
-    from kvdock_segments.reuse import ColdTimes
+    from kvdock_segments.room import Room
     from kvdock_segments.usage import NamespaceUsage
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
@@ -100,6 +101,7 @@ class SegmentAllocator:
         counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
         budget: Counts promised bytes.
+        room: The room of tenants; None where none has a quota.
         plans: What is evicted next in each folder.
         faulty: Segments with a failed write since the last one that succeeded.
     """
@@ -116,6 +118,7 @@ class SegmentAllocator:
     counts: Counter[str]
     failures: ThrottledLog
     budget: PromiseBudget
+    room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
     _probed_s: dict[SegmentDirectory, float] = attrs.field(factory=dict)
@@ -179,7 +182,7 @@ class SegmentAllocator:
 
     def _find(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
         """Return a segment that this process may write, or None."""
-        plan = self.plans.get(folder)
+        plan = self._plan_of(folder)
         if folder.failing:
             with self.lock:
                 for segment in list(folder.failing):  # some may be due by now
@@ -505,9 +508,14 @@ class SegmentAllocator:
         passed: set[Segment] = set()
         for _ in range(_MOST_PLANS):
             plan = self.plan(folder, before_ns, passed)
+            # Then pages of tenants within their quotas, of this pool, come after those
+            # above theirs, of any other.
+            made = None if plan and plan.spares else self._reclaim(folder)
+            if made:
+                return made
             if plan is None:
                 return None
-            while self.others.evict_segment(
+            while not plan.spares and self.others.evict_segment(
                 folder.fd, colder_than_ns=min(plan.coldest_ns, before_ns)
             ):
                 made = self.create(folder)
@@ -567,12 +575,53 @@ class SegmentAllocator:
         writable = np.zeros(len(self.index.slots_in), np.bool_)
         writable[[one.rows.number for one in mine]] = True
         # Not under the lock: with ten million pages it takes a quarter of a second.
-        plan = plan_eviction(self.index, writable, wanted, before_ns)
+        over = self._over(folder)
+        plan = plan_eviction(self.index, writable, wanted, before_ns, over)
         if plan:
             self.plans[folder] = plan
         else:
             self.plans.pop(folder, None)
         return plan
+
+    def _plan_of(self, folder: SegmentDirectory) -> EvictionPlan | None:
+        """Return what is evicted next, unless other tenants are to pay by now."""
+        plan = self.plans.get(folder)
+        if plan and self.is_outdated(folder, plan):
+            del self.plans[folder]
+            return None
+        return plan
+
+    def is_outdated(self, folder: SegmentDirectory, plan: EvictionPlan) -> bool:
+        """Return whether other tenants are above their quotas than when it was made."""
+        return plan.over != self._over(folder).keys()
+
+    def ask(self, folder: SegmentDirectory, tenant: int, count: int) -> None:
+        """Note which tenant is about to fill a segment: beyond its quota it pays."""
+        slots = self._slots(folder, slot_bytes_of(self.engine, folder.object_bytes))
+        if self.room is not None:
+            self.room.ask(tenant, min(count, slots) * folder.object_bytes)
+
+    def _over(self, folder: SegmentDirectory) -> dict[int, int]:
+        """Return the tenants above their quotas, and by how many pages."""
+        each = folder.object_bytes
+        if self.room is None or not each:
+            return {}
+        return {one: -(-nbytes // each) for one, nbytes in self.room.over().items()}
+
+    def _reclaim(self, folder: SegmentDirectory) -> Segment | None:
+        """Make a segment in the place of one of a tenant above its quota."""
+        if self.room is None or not folder.object_bytes:
+            return None
+        while True:
+            # Within its own quota a namespace gains nothing by what others lose.
+            left = self.free_bytes() - self.limits.free_bytes
+            bound_by_disk = self._room(folder) >= left
+            if not self.room.evict_segment(everywhere=bound_by_disk):
+                return None
+            self.counts["segments_deleted"] += 1
+            made = self.create(folder)
+            if made:
+                return made
 
     def _fill(self, folder: SegmentDirectory) -> tuple[int, int]:
         """Return how many slots a folder has, and how many pages in them."""
@@ -590,13 +639,13 @@ class SegmentAllocator:
         """Claim a segment without its cold pages; False if that frees no slot."""
         if not (self.may_claim(folder, segment) and self.claim(folder, segment)):
             return False
-        return self.evict_cold(folder, segment, plan.cold, before_ns)
+        return self.evict_cold(folder, segment, plan, before_ns)
 
     def evict_cold(
         self,
         folder: SegmentDirectory,
         segment: Segment,
-        cold: ColdTimes,
+        plan: EvictionPlan,
         before_ns: int,
     ) -> bool:
         """Forget the cold pages of a claimed segment.
@@ -605,9 +654,10 @@ class SegmentAllocator:
             False if that frees no slot: then the segment is released.
         """
         with self.releasing(folder, segment):
+            over = self._over(folder) if plan.spares else NOBODY
             with self.lock:
                 rows = segment.rows
-                gone = cold_slots(self.index, rows, cold, before_ns)
+                gone = cold_slots(self.index, rows, plan, before_ns, over)
                 # Under the lock: where it was deleted, its descriptor is closed.
                 try:
                     erase_records(segment.index_fd, gone)

@@ -28,6 +28,7 @@ from kvdock_segments.format import (
 )
 from kvdock_segments.index import ABSENT, Index
 from kvdock_segments.recency import PrefixLookups
+from kvdock_segments.room import TenantCount
 from kvdock_segments.segment import (
     Segment,
     open_index,
@@ -128,6 +129,8 @@ class Catalog:
         self.index = Index(limits.eviction)
         self.index.max_age_s = limits.max_age_s
         self.index.timed = limits.max_age_s > 0
+        if limits.tenants.rooms:
+            self.index.tenants = TenantCount(set(limits.tenants.names), place.tenant)
         self.folders: dict[int, SegmentDirectory] = {}
         self.segments: dict[int, Segment] = {}
         self._lookups = PrefixLookups(self.index, self.segments)

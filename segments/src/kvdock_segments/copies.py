@@ -60,6 +60,7 @@ def stored_pages(
                 digest=digest,
                 pool=spot.pool,
                 nbytes=spot.nbytes,
+                tenant=int(record["tenant"]),
                 used_ns=max(int(record["stored_ns"]), int(contents.used_ns[slot])),
                 read=lambda spot=spot: _read(spot),  # type: ignore[misc]
             )
@@ -137,6 +138,7 @@ class SegmentReceiver:
             np.array([[len(memory)]]),
             time.monotonic() + _CALL_S,
             page.pool,
+            tenant=page.tenant,
         )
         store = self._store_of(page.pool, page.nbytes)
         return int(store.run(batch).outcomes[0]) == Outcome.OK

@@ -10,7 +10,8 @@ their pages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -28,6 +29,7 @@ _SHARE = 32
 """Of how many pages one is planned to go. Where a request is a quarter of the store,
 as in agentic sessions, a 16th costs 2.3 % of what is restored, a 32nd .9 % and a 64th
 .2 %; a 32nd makes up to 1.6 times the system calls of a 16th, a 64th over 3 times."""
+NOBODY: Mapping[int, int] = MappingProxyType({})
 _YIELD = 8
 """Of how many slots one has to be freed for a segment to be worth claiming."""
 
@@ -40,15 +42,23 @@ class EvictionPlan:
         cold: Which pages are to go.
         coldest_ns: When a quarter of them had been used for the last time.
         numbers: Numbers of their segments, the one that yields most last.
+        over: The tenants that were above their quotas.
+        spares: Whether pages of those tenants alone are to go.
     """
 
     cold: ColdTimes
     coldest_ns: int
     numbers: list[int]
+    over: frozenset[int] = frozenset()
+    spares: bool = False
 
 
 def plan_eviction(
-    index: Index, writable: BoolArray, wanted: int, before_ns: int
+    index: Index,
+    writable: BoolArray,
+    wanted: int,
+    before_ns: int,
+    over: Mapping[int, int] = NOBODY,
 ) -> EvictionPlan | None:
     """Plan which pages go next.
 
@@ -57,6 +67,8 @@ def plan_eviction(
         writable: bool (segments,), which may be claimed, by number.
         wanted: Pages that should go at least.
         before_ns: Pages that were used then, or later, stay.
+        over: Tenants above their quotas, and how many pages each may lose: pages of
+            all others stay as long as one of those may go.
 
     Returns:
         None where nothing may go.
@@ -73,6 +85,10 @@ def plan_eviction(
     may_go = writable[segment_of] & (used_ns < before_ns)
     if index.timed:
         may_go &= ~promised(index.words[rows])
+    taxed = _taxed(index, rows, may_go, over)
+    spares = bool(np.count_nonzero(taxed))
+    if spares:
+        may_go, wanted = taxed, min(wanted, int(np.count_nonzero(taxed)))
     going = int(np.count_nonzero(may_go))
     if not going:
         return None
@@ -84,30 +100,70 @@ def plan_eviction(
     cold_in = np.bincount(segment_of[goes], minlength=segments)
     freed = np.where(cold_in > 0, cold_in + slots[:segments] - live[:segments], 0)
     order = np.argsort(freed, kind="stable")
+    whole = spares or not over
     worth = freed[order] * _YIELD >= np.maximum(slots[order], 1)
     return EvictionPlan(
         cold=cold,
         coldest_ns=int(np.quantile(used_ns[goes], 0.25, method="lower")),
-        numbers=(order[worth] if worth.any() else order[-1:]).tolist(),
+        # Where tenants above their quotas have nothing here that may go, others lose no
+        # more than a segment before that is looked at again.
+        numbers=(order[worth] if worth.any() and whole else order[-1:]).tolist(),
+        over=frozenset(over),
+        spares=spares,
     )
 
 
+def _taxed(
+    index: Index, rows: Int64Array | slice, may_go: BoolArray, over: Mapping[int, int]
+) -> BoolArray:
+    """Return which pages tenants have above their quotas, the coldest, bool (n,).
+
+    Args:
+        index: All pages of a pool.
+        rows: The n rows.
+        may_go: bool (n,), which of them may be evicted.
+        over: Tenants above their quotas, and by how many pages.
+    """
+    found = np.zeros(len(may_go), np.bool_)
+    if not over or index.tenants is None:
+        return found
+    whose, used_ns = (
+        index.tenants.owners(index.records["tenant"][rows]),
+        index.used_ns[rows],
+    )
+    for number, pages in over.items():
+        mine = np.flatnonzero(may_go & (whose == number))
+        if len(mine) > pages:
+            mine = mine[np.argpartition(used_ns[mine], pages - 1)[:pages]]
+        found[mine] = True
+    return found
+
+
 def cold_slots(
-    index: Index, rows: RowRange, cold: ColdTimes, before_ns: int
+    index: Index,
+    rows: RowRange,
+    plan: EvictionPlan,
+    before_ns: int,
+    over: Mapping[int, int] = NOBODY,
 ) -> Int64Array:
     """Return the slots of a segment whose pages are to go, ascending.
 
     Args:
         index: All pages of a pool.
         rows: The segment's.
-        cold: Which pages are to go.
+        plan: Which pages are to go.
         before_ns: Pages that were used then, or later, stay.
+        over: As for `plan_eviction`, by now: no tenant loses more.
     """
+    cold = plan.cold
     stored_ns = index.records["stored_ns"][rows.span].astype(np.int64)
     goes = cold.find(stored_ns, index.used_ns[rows.span], before_ns)
     if index.timed:
         goes &= ~promised(index.words[rows.span])
-    return np.flatnonzero(index.live(rows) & goes)
+    goes &= index.live(rows)
+    if plan.spares:
+        goes = _taxed(index, rows.span, goes, over)
+    return np.flatnonzero(goes)
 
 
 def mean_last_used_ns(used_ns: Int64Array) -> int:

@@ -188,7 +188,7 @@ def with_checksums(rows: Records, salt: int = _PLAIN_SALT) -> Records:
     return rows
 
 
-def records_of(
+def records_of(  # noqa: PLR0913 - a record has so many words
     digests: UInt64Array,
     checksums: UInt64Array,
     *,
@@ -196,6 +196,7 @@ def records_of(
     slots: Int64Array,
     stored_ns: Int64Array,
     times: UInt64Array | int = 0,
+    tenant: int = 0,
 ) -> Records:
     """Return the records of objects that were stored.
 
@@ -206,11 +207,12 @@ def records_of(
         slots: int64 (n,).
         stored_ns: int64 (n,), when each was stored.
         times: uint64 (n,) or one number, see `times_of`.
+        tenant: Number of the tenant that they are stored for; 0 for none.
     """
     if len(slots) == 1:
         ends = times if isinstance(times, int) else int(times[0])
         row = [*digests[0].tolist(), int(checksums[0]), ends, int(stored_ns[0])]
-        row += [segment, int(slots[0]) << int(_SLOT_SHIFT)]
+        row += [segment, int(slots[0]) << int(_SLOT_SHIFT) | tenant]
         words = np.array([*row, _fold_one(row)], np.uint64)
         return cast("Records", words.view(RECORD))
     # Column by column: one contiguous row of memory for each word.
@@ -222,6 +224,8 @@ def records_of(
     columns[5] = segment
     columns[6] = slots
     columns[6] <<= _SLOT_SHIFT
+    if tenant:
+        columns[6] |= np.uint64(tenant)
     columns[7] = _folded(columns)
     return cast("Records", np.ascontiguousarray(columns.T).view(RECORD).reshape(-1))
 

@@ -26,6 +26,7 @@ from kvdock_segments.reuse import ReuseHistory
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
+    from kvdock_segments.room import TenantCount
 
 T = TypeVar("T", bound=np.generic)
 
@@ -378,6 +379,7 @@ class Index:
         self.object_bytes_in: Int64Array = np.zeros(0, np.int64)
         self.timed = False  # whether any record may have a promise, or expire
         self._latest_s = 0.0
+        self.tenants: TenantCount | None = None  # where one has a quota
         self.max_age_s = 0.0  # of records that say no time; 0 for any age
         self.version = 0  # of the set of keys
         self.clock = UseClock()
@@ -500,6 +502,8 @@ class Index:
             np.add.at(self.live_in, numbers, 1)
         elif len(numbers):
             self.live_in[numbers[0]] += len(numbers)
+        if self.tenants is not None:
+            self.tenants.add(records, self.object_bytes_in[numbers])
         digests = words[:, :2]
         # A key that has expired counts as absent and is still in the table.
         if absent_at == self.version and not self.timed:
@@ -528,6 +532,9 @@ class Index:
             self._empty(there)
 
     def _empty(self, there: Int64Array) -> None:
+        if self.tenants is not None:
+            each = self.object_bytes_in[self.segment_of[there]]
+            self.tenants.remove(self.records[there], each)
         self._table.remove(self.words[there, :2], there)
         self.words[there] = 0
         self.used_ns[there] = 0

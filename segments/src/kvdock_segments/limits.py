@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 
+from kvdock.config.tenants import Tenants
 from kvdock.errors import SettingsError
 from kvdock_segments.eviction_policy import EvictionPolicy
 from kvdock_segments.format import index_bytes
@@ -39,6 +40,7 @@ class StoreLocation:
         liveness: How other processes detect that the writer of a segment is alive.
         digests: Whether keys are not keys but their digests in hex, as records of
             another store have them.
+        tenant: Number of the tenant that the namespace's salt belongs to; 0 for none.
     """
 
     root: Path
@@ -51,6 +53,7 @@ class StoreLocation:
         default=WriterLiveness.LOCKS, converter=WriterLiveness
     )
     digests: bool = False
+    tenant: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -69,6 +72,7 @@ class StoreLimits:
         retained_share: Share of the quota that may be promised.
         max_age_s: How long pages are served that say no time; 0 for ever.
         erase_within_s: How soon after its time a page is overwritten.
+        tenants: The listed tenants, with their quotas.
     """
 
     quota_bytes: int = 0
@@ -81,6 +85,7 @@ class StoreLimits:
     retained_share: float = 0.5
     max_age_s: float = 0.0
     erase_within_s: float = 60.0
+    tenants: Tenants = attrs.field(factory=Tenants, repr=False)
 
     @property
     def high_bytes(self) -> int:

@@ -37,6 +37,7 @@ def open_store(
         settings.limits,
         max_age_s=config.max_age_s,
         erase_within_s=config.erase_within_s,
+        tenants=config.tenants,
     )
     record = config.namespace_record
     try:
@@ -48,6 +49,7 @@ def open_store(
             record=canonical(record) if record else b"",
             shared=settings.shared_root,
             liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
+            tenant=config.tenants.number(config.tenant),
         )
         if config.trial:
             return TrialStore.open(place, engine, limits, config.shared)

@@ -27,7 +27,7 @@ from kvdock_segments.paths import NO_FILE
 if TYPE_CHECKING:
     from kvdock_segments.allocator import SegmentAllocator
     from kvdock_segments.directory import SegmentDirectory
-    from kvdock_segments.reuse import ColdTimes
+    from kvdock_segments.eviction import EvictionPlan
     from kvdock_segments.segment import Segment
 
 _QUIET_S = 0.02
@@ -46,11 +46,11 @@ class _Claimed:
 
     Args:
         segment: The segment.
-        cold: Which pages were to go.
+        plan: Which pages were to go.
     """
 
     segment: Segment
-    cold: ColdTimes
+    plan: EvictionPlan
 
 
 class SegmentRecycler:
@@ -102,6 +102,9 @@ class SegmentRecycler:
         if adopted is not None:
             return adopted
         del self._claimed[folder]
+        if self._allocator.is_outdated(folder, claimed.plan):
+            self._allocator.release_full(folder, claimed.segment)
+            return None
         if not self._evict(folder, claimed, before_ns):
             return None
         self._allocator.counts["segments_recycled"] += 1
@@ -154,7 +157,7 @@ class SegmentRecycler:
                     and allocator.may_claim(folder, segment)
                     and allocator.claim(folder, segment)
                 ):
-                    self._claimed[folder] = _Claimed(segment, plan.cold)
+                    self._claimed[folder] = _Claimed(segment, plan)
                     return
 
     def _plan(self, folder: SegmentDirectory) -> bool:
@@ -193,4 +196,4 @@ class SegmentRecycler:
                 allocator.counts["segments_linked"] += 1
                 allocator.delete(folder, segment)
                 return False
-            return allocator.evict_cold(folder, segment, claimed.cold, before_ns)
+            return allocator.evict_cold(folder, segment, claimed.plan, before_ns)

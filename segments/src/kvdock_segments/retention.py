@@ -117,6 +117,12 @@ class Retainer:
             until = np.full(len(mine), batch.keep_until, np.int64)
             until = np.where(ends > 0, np.minimum(until, ends), until)
             wanted = np.flatnonzero(same & (records["keep_until"] < until))
+            if self._allocator.room is not None:
+                whose = records["tenant"][wanted].astype(np.int64)
+                nbytes = int(found.nbytes[mine[0]])
+                may = self._allocator.room.promisable(whose, nbytes)
+                outcomes[wanted[~may]] = _REFUSED
+                wanted = wanted[may]
             granted = 0
             if len(wanted):
                 most = self._allocator.promise_bytes()

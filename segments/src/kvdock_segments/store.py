@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.capacity import Capacity
+from kvdock.capacity import Capacity, TenantUse
 from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError
 from kvdock.synchronization import ProcessGuard
@@ -35,6 +35,7 @@ from kvdock_segments.namespace_files import keep_files, remove_damaged
 from kvdock_segments.promises import PromiseBudget
 from kvdock_segments.reader import Reader
 from kvdock_segments.retention import Retainer
+from kvdock_segments.room import Room
 from kvdock_segments.tracked_keys import TrackedKeys
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.writer import Writer
@@ -193,6 +194,16 @@ class SegmentStore(ClosedAfterUse):
             self._limits,
         )
         usage = NamespaceUsage(self._namespace_fd, self.place.liveness)
+        catalog, room = self._catalog, None
+        if catalog.index.tenants is not None:
+            room = Room(
+                self.place,
+                self._limits.tenants,
+                catalog.index,
+                catalog.index.tenants,
+                catalog.lock,
+                catalog.folders,
+            )
         self._allocator = SegmentAllocator(
             self.place,
             self._namespace_fd,
@@ -206,6 +217,7 @@ class SegmentStore(ClosedAfterUse):
             self.counts,
             self._failures,
             PromiseBudget(self._namespace_fd, self.place.liveness),
+            room,
         )
         self._reader = Reader(self._catalog, self._engine)
         self._retainer = Retainer(self._catalog, self._allocator)
@@ -447,6 +459,7 @@ class SegmentStore(ClosedAfterUse):
         up sizes of files, not of pages.
         """
         failed = promised = promises = 0
+        tenants: Mapping[str, TenantUse] = {}
         if self._awaits_room:
             used, free = 0, self._free_bytes()
             place = self.place
@@ -462,10 +475,12 @@ class SegmentStore(ClosedAfterUse):
             failed = self._catalog.failed_bytes()
             promised = self._allocator.budget.promised_bytes()
             promises = self._allocator.promise_bytes()
+            if self._allocator.room is not None:
+                tenants = self._allocator.room.report()
         limit = used + max(0, free - self._limits.free_bytes)
         # A limit of 0 would mean that it is not known.
         limit = max(1, min(limit, self._limits.quota_bytes or limit))
-        return Capacity(used, limit, failed, promised, promises)
+        return Capacity(used, limit, failed, promised, promises, tenants)
 
     def _free_bytes(self) -> int:
         """Return the free space where the root is, or will be created."""

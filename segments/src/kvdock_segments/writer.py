@@ -108,6 +108,7 @@ class Writer:
         self._catalog = catalog
         self._allocator = allocator
         self._engine = engine
+        self._tenant = allocator.place.tenant
         self._lock = catalog.lock
         self._index = catalog.index
         self._reserving = threading.Lock()
@@ -191,7 +192,8 @@ class Writer:
         before_ns = int(fresh.used_ns[todo].min())
         # One segment after the other, so that a batch never reserves slots that it
         # would have to recycle itself.
-        while reserved := self.reserve(folder, len(todo) - done, before_ns):
+        tenant = fresh.batch.tenant
+        while reserved := self.reserve(folder, len(todo) - done, before_ns, tenant):
             rows = todo[done : done + len(reserved.slots)]
             try:
                 result = self._move(fresh.batch, rows, reserved, size)
@@ -265,6 +267,7 @@ class Writer:
             slots=slots[good],
             stored_ns=fresh.stored_ns[rows],
             times=times,
+            tenant=fresh.batch.tenant or self._tenant,
         )
         if len(good):
             used_ns = fresh.used_ns[rows]
@@ -295,7 +298,15 @@ class Writer:
         if batch.keep_until:
             allocator = self._allocator
             most, each = allocator.promise_bytes(), segment.slot_bytes
-            promised = allocator.budget.take(each, len(rows), batch.keep_until, most)
+            may = len(rows)
+            if allocator.room is not None:
+                index = self._index
+                whose = np.full(may, batch.tenant or self._tenant)
+                promisable = allocator.room.promisable(
+                    whose, int(index.object_bytes_in[segment.rows.number])
+                )
+                may = int(np.count_nonzero(promisable))
+            promised = allocator.budget.take(each, may, batch.keep_until, most)
             until[:promised] = batch.keep_until
         return times_of(until, ends), promised
 
@@ -356,7 +367,7 @@ class Writer:
         return done
 
     def reserve(
-        self, folder: SegmentDirectory, count: int, before_ns: int
+        self, folder: SegmentDirectory, count: int, before_ns: int, tenant: int = 0
     ) -> SlotReservation | None:
         """Reserve up to `count` slots of one segment.
 
@@ -364,6 +375,7 @@ class Writer:
             folder: Where the segment lies.
             count: Most slots.
             before_ns: Objects that were used then or later are not evicted.
+            tenant: Who stores them.
 
         Returns:
             None if count is 0 or there is no space.
@@ -373,6 +385,8 @@ class Writer:
             if active is not None and active.segment.was_taken_over():
                 self._catalog.disown(active.segment)
             if count and (active is None or not active.segment.owned):
+                if self._allocator.room is not None:
+                    self._allocator.ask(folder, tenant, count)
                 active = self._open(folder, before_ns)
             if not count or active is None:
                 return None

@@ -7,13 +7,12 @@ and the engine; an adapter may also build it in code.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from enum import StrEnum
 
 import attrs
 
 from kvdock.config.fields import choice, count, duration, option, size
-from kvdock.config.tenants import read_tenants
+from kvdock.config.tenants import Tenants, read_tenants
 
 KEPT_FREE_BYTES = 256 << 20
 """Left free by default where kvdock itself takes memory, which is little."""
@@ -274,8 +273,8 @@ class CoreSettings:
     retention: RetentionSettings = attrs.field(factory=RetentionSettings)
     host_memory: HostMemorySettings = attrs.field(factory=HostMemorySettings)
     pays: PaysSettings = attrs.field(factory=PaysSettings)
-    tenants: Mapping[str, str] = attrs.field(
-        factory=dict,
+    tenants: Tenants = attrs.field(
+        factory=Tenants,
         converter=read_tenants,
         repr=False,
         metadata={"help": "Tenants, from the section `tenants`.", "secret": True},

@@ -1,10 +1,13 @@
-"""Tenants: the names that an operator gives to salts.
+"""Tenants: the names that an operator gives to salts, and the room of each.
 
     [tenants.acme]
     salt_file = "/run/secrets/acme.salt"
+    quota = "200GB"
 
 A namespace's record has the digest of its salt, and that is what a tenant is found
-by. Every salt that is not listed belongs to the tenant `default`.
+by. Every salt that is not listed belongs to the tenant `default`, which has room but
+no salt. What is stored has a number that follows from the digest: it is the same in
+every process and after every restart, and 0 for what no listed tenant has stored.
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ from pathlib import Path
 
 import attrs
 
-from kvdock.config.fields import option, secret
+from kvdock.config.fields import option, secret, size
 from kvdock.config.schema import structure
 from kvdock.errors import SettingsError
 
 DEFAULT_TENANT = "default"
 """The tenant of every salt that is not listed."""
+
+NO_TENANT = 0
+"""The number of what no listed tenant has stored."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -30,8 +36,35 @@ _ONE_OF = "Give salt, salt_file, salt_env or salt_sha256, and only one of them."
 
 
 @attrs.frozen(kw_only=True)
-class TenantSettings:
-    """Which salt is a tenant's; one of these is given."""
+class TenantRoom:
+    """The room of a tenant in each store."""
+
+    quota: int = size(
+        0,
+        help="Bytes of pages in all namespaces of a store that no other tenant takes "
+        "away while one is above its own; 0 for no quota.",
+    )
+    retained_share: float = option(
+        1.0, help="Share of the quota that may be promised (retention)."
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """Reject a share that is none."""
+        if not 0 <= self.retained_share <= 1:
+            raise SettingsError(
+                f"retained_share {self.retained_share} is not a share of the quota",
+                fix="Choose 0 <= retained_share <= 1.",
+            )
+
+    @property
+    def promise_bytes(self) -> int:
+        """Bytes that may be promised, where there is a quota."""
+        return int(self.quota * self.retained_share)
+
+
+@attrs.frozen(kw_only=True)
+class TenantSettings(TenantRoom):
+    """Which salt is a tenant's, one of these is given; and its room."""
 
     salt: str = secret("", help="The salt itself.")
     salt_file: Path | None = option(
@@ -93,8 +126,41 @@ def salt_digest(salt: str) -> str:
     return hashlib.sha256(b"kvdock salt\0" + given).hexdigest() if salt else ""
 
 
-def read_tenants(given: object) -> Mapping[str, str]:
-    """Read the listed tenants: name to the digest of the salt.
+class Tenants(dict[str, str]):
+    """The listed tenants: name to the digest of the salt.
+
+    Attributes:
+        rooms: Name to room, of those that have a quota; `default` may be among them.
+    """
+
+    def __init__(
+        self, digests: Mapping[str, str] = {}, rooms: Mapping[str, TenantRoom] = {}
+    ) -> None:
+        super().__init__(digests)
+        self.rooms = dict(rooms)
+
+    def number(self, name: str) -> int:
+        """Return the number that records have of what a tenant stores."""
+        return tenant_number(self[name]) if name in self else NO_TENANT
+
+    def number_of_salt(self, salt: str) -> int:
+        """Return the number of the tenant that a request's salt belongs to."""
+        digest = salt_digest(salt) if self and salt else ""
+        return tenant_number(digest) if digest in self.values() else NO_TENANT
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Number to name of each listed tenant, and of `default`."""
+        return {NO_TENANT: DEFAULT_TENANT, **{self.number(one): one for one in self}}
+
+
+def tenant_number(digest: str) -> int:
+    """Return the number, of 32 bits and not 0, that follows from a salt's digest."""
+    return int(digest[:8], 16) or 1
+
+
+def read_tenants(given: object) -> Tenants:
+    """Read the listed tenants: name to the digest of the salt, and their room.
 
     Args:
         given: Name to a table of `TenantSettings`, or to a digest.
@@ -103,10 +169,15 @@ def read_tenants(given: object) -> Mapping[str, str]:
         SettingsError: On a name that cannot be one, on a salt that is missing, or
             on one that two tenants have.
     """
+    if isinstance(given, Tenants):
+        return given
     if not isinstance(given, Mapping):
         raise SettingsError("tenants is a section", fix="Write [tenants.NAME].")
-    found: dict[str, str] = {}
+    found = Tenants()
     for name, table in given.items():
+        if name == DEFAULT_TENANT and isinstance(table, Mapping):
+            found.rooms[name] = structure(TenantRoom, table, where=f"tenants.{name}")
+            continue
         if not _NAME.fullmatch(str(name)) or name == DEFAULT_TENANT:
             raise SettingsError(
                 f"{name!r} is not a valid name of a tenant",
@@ -121,7 +192,14 @@ def read_tenants(given: object) -> Mapping[str, str]:
         others = [one for one, theirs in found.items() if theirs == digest]
         if others:
             raise SettingsError(f"tenants {others[0]!r} and {name!r} have one salt")
+        if tenant_number(digest) in found.names:
+            raise SettingsError(
+                f"the salts of tenant {name!r} and of another one have one number",
+                fix="Give it another salt; one pair in 2^32 has that.",
+            )
         found[name] = digest
+        found.rooms[name] = settings
+    found.rooms = {name: room for name, room in found.rooms.items() if room.quota}
     return found
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
+from kvdock.config.tenants import Tenants
 from kvdock.errors import AttachError
 from kvdock.pools.shard import Shard
 
@@ -102,6 +103,7 @@ class AttachConfig:
         erase_within_s: How soon after its time the bytes of an expired page go. Both
             are for backends whose `retention` is native.
         tenant: Name of the tenant that the namespace's salt belongs to, for keys.
+        tenants: The listed tenants, with their room.
     """
 
     settings: Any = None
@@ -115,6 +117,7 @@ class AttachConfig:
     max_age_s: float = 0.0
     erase_within_s: float = 60.0
     tenant: str = "default"
+    tenants: Tenants = attrs.field(factory=Tenants, repr=False)
 
     def __attrs_post_init__(self) -> None:
         """Refuse what could leave the directory that it names."""

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Operation, Outcome
-from kvdock.events import PagesCopied
+from kvdock.events import PagesCopied, current_tenant, stored_for
 from kvdock.retention import CallTimes, Retention
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
@@ -70,6 +70,7 @@ class Copy:
         others: Further tiers, for pages that the source has lost meanwhile.
         keep_until: Until when they are promised there, seconds since 1970; 0 for no
             promise.
+        tenant: Number of the tenant that they are stored for.
     """
 
     pool: CopiedPool
@@ -79,6 +80,7 @@ class Copy:
     promoted: bool = False
     others: Sequence[RowMover] = ()
     keep_until: int = 0
+    tenant: int = attrs.field(factory=current_tenant)
 
     @property
     def nbytes(self) -> int:
@@ -353,7 +355,8 @@ class Copier:
             names = [hashes[at] for at in which.tolist()]
             times = CallTimes(Retention(copy.keep_until, end))
             put = (copy.target, Operation.PUT, names, rows[which])
-            outcomes[which] = self._move(*put, times if times.asked else None)
+            with stored_for(copy.tenant):
+                outcomes[which] = self._move(*put, times if times.asked else None)
         return outcomes
 
     def _move(

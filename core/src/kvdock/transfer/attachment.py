@@ -22,10 +22,11 @@ import numpy.typing as npt
 from kvdock.batch import Operation, Outcome
 from kvdock.closing import ClosedAfterUse
 from kvdock.config.core import CoreSettings
+from kvdock.config.tenants import DEFAULT_TENANT
 from kvdock.errors import AttachError, KvdockError, did_you_mean
-from kvdock.events import PagesRestored
+from kvdock.events import PagesRestored, stored_for
 from kvdock.hits import Hits, evaluate, leading
-from kvdock.keys import check_hashes
+from kvdock.keys import check_hashes, hashes_of_tenant
 from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
@@ -205,12 +206,15 @@ class Attachment(ClosedAfterUse):
             for finding in placement.health_check.self_test(timeout_s)
         )
 
-    def exists(self, hashes: Sequence[str]) -> Hits:
+    def exists(self, hashes: Sequence[str], *, tenant: str = "") -> Hits:
         """Find out which prefixes of these pages could be restored.
 
         Args:
             hashes: Page hashes of a prefix, in order.
+            tenant: The listed tenant that they are stored for, as for `put`.
         """
+        if tenant:
+            hashes = self._hashes_of(tenant, hashes)
         pools = self._prefix_pools()
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.EXISTS)
@@ -226,6 +230,7 @@ class Attachment(ClosedAfterUse):
         *,
         keep_s: float | None = None,
         expire_s: float | None = None,
+        tenant: str = "",
     ) -> TransferResult:
         """Store pages: sidecars first, the anchor last.
 
@@ -241,10 +246,16 @@ class Attachment(ClosedAfterUse):
                 `TransferResult.retained` says for which pages.
             expire_s: Do not serve them any longer than so many seconds. A pool
                 whose backend cannot do that refuses its pages.
+            tenant: The listed tenant that they are stored for, in its room: what is
+                stored for one is found for no other. "" for that of the salt.
 
         Raises:
             KvdockError: On bad input.
         """
+        if tenant:
+            names = self._hashes_of(tenant, hashes)
+            with stored_for(self.core.tenants.number(tenant)):
+                return self.put(names, pages, keep_s=keep_s, expire_s=expire_s)
         pools = self._prefix_pools()
         where = self.resolve_pages(hashes, pages)
         timed = keep_s is not None or expire_s is not None
@@ -326,7 +337,11 @@ class Attachment(ClosedAfterUse):
         return np.where(gone, np.uint8(RetentionAnswer.ABSENT), found)
 
     def get(
-        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
+        self,
+        hashes: Sequence[str],
+        pages: Mapping[str, npt.ArrayLike],
+        *,
+        tenant: str = "",
     ) -> TransferResult:
         """Load pages: the anchor first, then sidecars for what was read.
 
@@ -334,11 +349,15 @@ class Attachment(ClosedAfterUse):
             hashes: Page hashes of a prefix that `exists` called restorable.
             pages: As for `put`. A pool with a trailing window needs its page
                 only at the positions of that window.
+            tenant: As for `put`.
 
         Returns:
             `pages` is the longest prefix that is whole in memory: all of it,
             or a shorter one that the loaded pages still allow.
         """
+        if tenant:
+            with stored_for(self.core.tenants.number(tenant)):  # nearer copies too
+                return self.get(self._hashes_of(tenant, hashes), pages)
         pools = self._prefix_pools()
         where = self.resolve_pages(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.GET)
@@ -478,6 +497,21 @@ class Attachment(ClosedAfterUse):
         if not pools:
             raise KvdockError("the attachment is closed")
         return pools
+
+    def _hashes_of(self, tenant: str, hashes: Sequence[str]) -> Sequence[str]:
+        """Return the page hashes that a tenant's pages have.
+
+        Raises:
+            KvdockError: If it is not listed.
+        """
+        tenants = self.core.tenants
+        if tenant == DEFAULT_TENANT:
+            return hashes
+        if tenant not in tenants:
+            raise KvdockError(
+                f"tenant {tenant!r} is not listed", fix=did_you_mean(tenant, tenants)
+            )
+        return hashes_of_tenant(hashes, tenants[tenant])
 
     def _prefix_pools(self) -> Mapping[str, AttachedPool]:
         """Return the attached pools, if prefixes of them can be evaluated here.

@@ -179,6 +179,7 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
             settings=dock.backends[name].settings(settings.get(name)),
             **_namespace_of(dock.backends[name].manifest, record),
             tenant=tenant,
+            tenants=core.tenants,
             shard=plan.shard,
             shared={},
             # Only the nearest placement of a pool sends its pages.

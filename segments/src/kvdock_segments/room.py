@@ -1,0 +1,380 @@
+"""Room of tenants: what each takes in a store, and who is above its quota.
+
+Counted from records alone: those of this pool as the index has them, those of all
+other pools and namespaces of the root as their index files have them. Nothing is
+written for it, so a process that is killed leaves no wrong count, and a restart or a
+changed limit begins with the right one.
+
+A record without a tenant counts for that of its namespace's salt; one of a tenant
+that is not listed (any more) counts for `default`. Room is bytes of pages.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from kvdock.capacity import TenantUse
+from kvdock.config.tenants import NO_TENANT, tenant_number
+from kvdock_segments import ownership, paths
+from kvdock_segments.cleanup import delete_if_unowned, pool_folders
+from kvdock_segments.namespace_files import read_record
+from kvdock_segments.paths import SETTLED_NS, IndexName, listing, open_folder
+from kvdock_segments.segment import open_index, read_contents
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvdock.arrays import BoolArray, Int64Array
+    from kvdock.config.tenants import Tenants
+    from kvdock_segments.format import Records
+    from kvdock_segments.index import Index
+    from kvdock_segments.limits import StoreLocation
+
+_LOOK_S = 0.5
+"""Least seconds between two looks at the index files of other pools."""
+_PATIENCE = 20
+"""How many times as long as a look takes is waited before the next one."""
+
+
+def owners(
+    numbers: Int64Array, listed: Collection[int], salted: int = NO_TENANT
+) -> Int64Array:
+    """Return whose room pages take, int64 (n,): a listed tenant's, or `NO_TENANT`.
+
+    Args:
+        numbers: int64 (n,), as their records have them.
+        listed: Numbers of the listed tenants.
+        salted: Number of the tenant that the namespace's salt belongs to.
+    """
+    whose = np.where(numbers == NO_TENANT, salted, numbers)
+    return np.where(np.isin(whose, list(listed)), whose, NO_TENANT)
+
+
+@attrs.define(eq=False)
+class TenantCount:
+    """Bytes of the pages of each tenant in one index; kept up under its lock.
+
+    Args:
+        listed: Numbers of the listed tenants.
+        salted: Number of the tenant that the namespace's salt belongs to.
+        nbytes: Bytes by number.
+    """
+
+    listed: Collection[int]
+    salted: int = NO_TENANT
+    nbytes: Counter[int] = attrs.field(factory=Counter)
+
+    def owners(self, numbers: npt.NDArray[np.integer[Any]]) -> Int64Array:
+        """Return whose room pages take, int64 (n,), by what their records have."""
+        return owners(numbers.astype(np.int64), self.listed, self.salted)
+
+    def add(self, records: Records, object_bytes: Int64Array) -> None:
+        """Count pages that came."""
+        for number, nbytes in _sums(self.owners(records["tenant"]), object_bytes):
+            self.nbytes[number] += nbytes
+
+    def remove(self, records: Records, object_bytes: Int64Array) -> None:
+        """Count pages no longer that went."""
+        for number, nbytes in _sums(self.owners(records["tenant"]), object_bytes):
+            self.nbytes[number] -= nbytes
+
+
+def _sums(whose: Int64Array, nbytes: Int64Array) -> Iterator[tuple[int, int]]:
+    for number in np.unique(whose).tolist():
+        yield number, int(nbytes[whose == number].sum())
+
+
+@attrs.frozen(eq=False)
+class _Elsewhere:
+    """What the tenants have in one segment that is in no index of this process.
+
+    Args:
+        namespace: Where it lies.
+        folder: Name of its folder there.
+        name: Its index file.
+        stamp_ns: When that was changed, as it was read.
+        settled: Whether no later change can have the same time.
+        nbytes: Bytes of pages by tenant.
+        promised: Bytes of promised pages by tenant.
+    """
+
+    namespace: str
+    folder: str
+    name: IndexName
+    stamp_ns: int
+    settled: bool
+    nbytes: Counter[int]
+    promised: Counter[int]
+
+
+class RootRoom:
+    """What tenants have in the index files of a store; each is read when it changes.
+
+    Args:
+        root: The store's root directory.
+        listed: Numbers of the listed tenants.
+    """
+
+    def __init__(self, root: Path, listed: Collection[int]) -> None:
+        self._root = root
+        self._listed = listed
+        self._salted: dict[str, int] = {}
+        self.segments: dict[tuple[str, str, str], _Elsewhere] = {}
+
+    def look(self, namespace: str = "", skipped: Collection[str] = ()) -> None:
+        """Bring `segments` in line with the files.
+
+        Args:
+            namespace: Where folders are left out.
+            skipped: Those folders.
+        """
+        found = {}
+        with suppress(OSError):
+            root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                for one in paths.namespaces_in(root):
+                    left_out = skipped if one == namespace else ()
+                    with suppress(OSError):  # it may be deleted meanwhile
+                        found.update(self._look_at(root, one, left_out))
+            finally:
+                os.close(root)
+        self.segments = found
+
+    def _look_at(
+        self, root: int, namespace: str, skipped: Collection[str]
+    ) -> dict[tuple[str, str, str], _Elsewhere]:
+        found = {}
+        fd = open_folder(root, namespace)
+        try:
+            if namespace not in self._salted:
+                self._salted[namespace] = _salted(fd)
+            for pool in pool_folders(fd):
+                if pool not in skipped:
+                    folder = open_folder(fd, pool)
+                    try:
+                        for one in self._list(folder, namespace, pool):
+                            found[namespace, pool, str(one.name)] = one
+                    finally:
+                        os.close(folder)
+        finally:
+            os.close(fd)
+        return found
+
+    def _list(self, folder: int, namespace: str, pool: str) -> Iterator[_Elsewhere]:
+        now_ns = time.time_ns()
+        with listing(folder) as entries:
+            names = [one for entry in entries if (one := IndexName.parse(entry.name))]
+        for name in names:
+            with suppress(OSError):
+                known = self.segments.get((namespace, pool, str(name)))
+                stamp_ns = os.stat(str(name), dir_fd=folder).st_mtime_ns
+                if known and known.settled and known.stamp_ns == stamp_ns:
+                    yield known
+                elif name.state != "new":
+                    settled = now_ns - stamp_ns > SETTLED_NS
+                    counts = self._read(folder, namespace, name)
+                    yield _Elsewhere(namespace, pool, name, stamp_ns, settled, *counts)
+
+    def _read(
+        self, folder: int, namespace: str, name: IndexName
+    ) -> tuple[Counter[int], Counter[int]]:
+        """Count bytes of pages, and of promised ones, in one segment."""
+        fd = open_index(folder, str(name))
+        try:
+            data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
+            contents = read_contents(fd, name, data.st_size)
+        finally:
+            os.close(fd)
+        if contents is None:
+            return Counter(), Counter()
+        live = contents.records[contents.records["check"] != 0]
+        numbers = live["tenant"].astype(np.int64)
+        whose = owners(numbers, self._listed, self._salted[namespace])
+        kept = live["keep_until"] > int(time.time())
+        each = np.full(len(live), contents.object_bytes)
+        every = Counter(dict(_sums(whose, each)))
+        return every, Counter(dict(_sums(whose[kept], each[kept])))
+
+    def used(self) -> Counter[int]:
+        """Return the bytes of each tenant as they were found."""
+        return sum((one.nbytes for one in self.segments.values()), Counter[int]())
+
+    def promised(self) -> Counter[int]:
+        """Return the promised bytes of each tenant as they were found."""
+        return sum((one.promised for one in self.segments.values()), Counter[int]())
+
+    def delete(self, one: _Elsewhere) -> bool:
+        """Delete a segment, unless it has a writer or promised pages."""
+        self.segments.pop((one.namespace, one.folder, str(one.name)), None)
+        with suppress(OSError):
+            root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fd = open_folder(root, one.namespace)
+            finally:
+                os.close(root)
+            try:
+                kept_by = ownership.read_liveness(fd)
+                return delete_if_unowned(fd, one.folder, str(one.name), kept_by)
+            finally:
+                os.close(fd)
+        return False
+
+
+def _salted(namespace_fd: int) -> int:
+    """Return the number of the tenant that a namespace's salt would belong to."""
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
+        salt = json.loads(read_record(namespace_fd)).get("salt_sha256")
+        if salt:
+            return tenant_number(str(salt))
+    return NO_TENANT
+
+
+class Room:
+    """The room of all tenants, as one pool of one namespace sees it.
+
+    Args:
+        place: The pool.
+        tenants: The listed tenants; one of them has a quota.
+        index: Of the pool.
+        count: What its pages take.
+        lock: Held around every use of the index.
+        sizes: Sizes of the objects that the index holds.
+    """
+
+    def __init__(
+        self,
+        place: StoreLocation,
+        tenants: Tenants,
+        index: Index,
+        count: TenantCount,
+        lock: threading.RLock,
+        sizes: Collection[int],
+    ) -> None:
+        self._place = place
+        self._names = tenants.names
+        self._rooms = {tenants.number(name): one for name, one in tenants.rooms.items()}
+        self._index = index
+        self._lock = lock
+        self._sizes = sizes
+        self._count = count
+        self._elsewhere = RootRoom(place.root, self._count.listed)
+        self._looking = threading.Lock()
+        self._next_look_s = -math.inf
+        self._asks = (NO_TENANT, 0)
+
+    def ask(self, tenant: int, nbytes: int) -> None:
+        """Note who is about to store how much: it pays before others for that."""
+        whose = self._count.owners(np.array([tenant]))
+        self._asks = (int(whose[0]), nbytes)
+
+    def used(self) -> Counter[int]:
+        """Return the bytes that each tenant takes, by number."""
+        self._look()
+        with self._lock:
+            return self._count.nbytes + self._elsewhere.used()
+
+    def over(self) -> dict[int, int]:
+        """Return the bytes by which tenants are above their quotas, by number."""
+        used = self.used()
+        used.update(dict([self._asks]))
+        excess = {one: used[one] - room.quota for one, room in self._rooms.items()}
+        return {number: nbytes for number, nbytes in excess.items() if nbytes > 0}
+
+    def report(self) -> dict[str, TenantUse]:
+        """Return what each tenant takes and may take, by name."""
+        return report(self.used(), self._promised(), self._names, self._rooms)
+
+    def promisable(self, whose: Int64Array, each_bytes: int) -> BoolArray:
+        """Return which pages may be promised by their tenants' shares, bool (n,).
+
+        Args:
+            whose: int64 (n,), numbers as their records have them.
+            each_bytes: Bytes of one page.
+        """
+        may = np.ones(len(whose), np.bool_)
+        whose = self._count.owners(whose)
+        for number, room in self._rooms.items():
+            mine = np.flatnonzero(whose == number)
+            if len(mine) and each_bytes:
+                left = room.promise_bytes - self._promised()[number]
+                may[mine[max(0, left // each_bytes) :]] = False
+        return may
+
+    def _promised(self) -> Counter[int]:
+        self._look()
+        index = self._index
+        if not index.timed:
+            return self._elsewhere.promised()
+        with self._lock:
+            rows = np.flatnonzero(index.records["keep_until"] > int(time.time()))
+            whose = self._count.owners(index.records["tenant"][rows])
+            nbytes = index.object_bytes_in[index.segment_of[rows]]
+            return Counter(dict(_sums(whose, nbytes))) + self._elsewhere.promised()
+
+    def evict_segment(self, *, everywhere: bool) -> bool:
+        """Delete a segment elsewhere that holds nothing but pages above a quota.
+
+        Args:
+            everywhere: In other namespaces as well, not in other pools alone.
+        """
+        over = self.over().keys()
+        choice = [
+            one
+            for one in self._elsewhere.segments.values()
+            if one.name.state == "idx" and one.nbytes and one.nbytes.keys() <= over
+            if everywhere or one.namespace == self._place.namespace
+        ]
+        choice.sort(key=lambda one: one.stamp_ns)
+        return any(map(self._elsewhere.delete, choice))
+
+    def _look(self) -> None:
+        """Look at the files of other pools, if it is time and no one else does."""
+        began_s = time.monotonic()
+        if began_s < self._next_look_s or not self._looking.acquire(blocking=False):
+            return
+        try:
+            place = self._place
+            own = [paths.pool_folder(place.pool, size) for size in list(self._sizes)]
+            self._elsewhere.look(place.namespace, own)
+            ended_s = time.monotonic()
+            pause_s = max(_LOOK_S, _PATIENCE * (ended_s - began_s))
+            self._next_look_s = ended_s + pause_s
+        finally:
+            self._looking.release()
+
+
+def report(
+    used: Mapping[int, int],
+    promised: Mapping[int, int],
+    names: Mapping[int, str],
+    rooms: Mapping[int, object],
+) -> dict[str, TenantUse]:
+    """Return what each tenant takes and may take, by name."""
+    return {
+        name: TenantUse(
+            used.get(number, 0),
+            getattr(rooms.get(number), "quota", 0),
+            promised.get(number, 0),
+        )
+        for number, name in names.items()
+    }
+
+
+def tenants_in(root: Path, tenants: Tenants) -> dict[str, TenantUse]:
+    """Count what tenants take in a store that no process has to have open."""
+    found = RootRoom(root, set(tenants.names))
+    found.look()
+    rooms = {tenants.number(name): room for name, room in tenants.rooms.items()}
+    return report(found.used(), found.promised(), tenants.names, rooms)
