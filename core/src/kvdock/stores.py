@@ -184,6 +184,9 @@ class PageReceiver(Protocol):
     ) -> Mapping[RetentionAnswer, int]:
         """Promise stored objects, or let them expire; return the answers."""
 
+    def delete(self, pages: Sequence[StoredPage]) -> int:
+        """Delete objects; return how many are gone."""
+
 
 class Store(Protocol):
     """What one place holds, namespace by namespace.

@@ -18,6 +18,7 @@ from plugins_of_objects import loaded as plugin_of
 from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, states
 
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
+from kvdock.config.tenants import read_tenants, salt_digest, tenant_number
 from kvdock.errors import PluginError
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import AttachConfig
@@ -196,6 +197,25 @@ def test_each_tenant_has_a_key_of_its_own(keys: Path) -> None:
                 assert not loaded(other, names).any()
 
 
+def test_a_request_of_another_tenant_is_sealed_with_its_key(keys: Path) -> None:
+    number = add_key(keys, MASTER, "guest")
+    objects: dict[str, bytes] = {}
+    store, memory = one_object(keys, Kept(objects))
+    put, get = batch_of(Operation.PUT, memory), batch_of(Operation.GET, memory)
+    guest: dict[str, Any] = {
+        "keys": ["n/g.kv"],
+        "tenant": tenant_number(salt_digest("g")),
+    }
+    assert store.run(put).ok.all()
+    assert store.run(attrs.evolve(put, **guest)).ok.all()
+    assert [data[-38] for data in objects.values()] == [1, number]
+    assert store.run(attrs.evolve(get, keys=["n/g.kv"])).ok.all()
+    destroy_keys(keys, "guest")
+    assert store.run(get).ok.all()
+    gone = store.run(attrs.evolve(get, keys=["n/g.kv"]))
+    assert gone.outcomes.tolist() == [Outcome.REFUSED]
+
+
 class Held:
     """An inner store that says how it was called."""
 
@@ -219,7 +239,8 @@ def one_object(
     with engine.attachment:
         region = engine.attachment._backends.pools["kv"].region
     around = Seal(SealSettings(keys=keys, buffers=1))
-    config = AttachConfig(tenant=tenant, namespace=namespace)
+    listed = read_tenants({"guest": {"salt": "g"}})
+    config = AttachConfig(tenant=tenant, tenants=listed, namespace=namespace)
     store = around.wrap(lambda _: inner, attention(), region, config)
     return store, np.arange(64, dtype=np.uint8)
 

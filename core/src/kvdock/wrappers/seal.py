@@ -23,6 +23,7 @@ import numpy as np
 from kvdock.batch import BatchResult, Operation, Outcome
 from kvdock.config import fields
 from kvdock.config.fields import count, option
+from kvdock.config.tenants import NO_TENANT
 from kvdock.errors import PluginError
 from kvdock.geometry.region import Block, Region
 from kvdock.plugin.manifest import Support
@@ -42,7 +43,7 @@ from kvdock.wrappers.key_ring import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kvdock.arrays import ByteArray, Int64Array, OutcomeArray
     from kvdock.batch import Batch
@@ -132,8 +133,10 @@ class Seal:
             return open_inner(region)  # there are no bytes to seal
         buffers = _Buffers(region, self.settings)
         inner = open_inner(buffers.region)
+        # Requests of one engine may be those of several tenants.
+        names = {**config.tenants.names, NO_TENANT: config.tenant}
         return SealedStore(
-            inner, buffers, self.ring, config.tenant, config.namespace, pool.name
+            inner, buffers, self.ring, names, config.namespace, pool.name
         )
 
 
@@ -193,7 +196,7 @@ class SealedStore(StoreWrapper):
         inner: The store around which this one is put.
         buffers: The memory that it was opened for.
         ring: All keys.
-        tenant: Whose pages these are.
+        tenants: Number of a batch's tenant to its name.
         namespace: The namespace that begins their keys.
         pool: The pool's name.
     """
@@ -203,14 +206,14 @@ class SealedStore(StoreWrapper):
         inner: PoolStore,
         buffers: _Buffers,
         ring: KeyRing,
-        tenant: str,
+        tenants: Mapping[int, str],
         namespace: str,
         pool: str,
     ) -> None:
         super().__init__(inner)
         self.peers = None  # what goes straight to peers would not be sealed
         self._buffers, self._ring = buffers, ring
-        self._tenant, self._namespace, self._pool = tenant, namespace, pool
+        self._tenants, self._namespace, self._pool = tenants, namespace, pool
         self._bound = namespace.encode() + b"\0"
         self._salt, self._salted = 0, _SALT_OBJECTS
         self._log = ThrottledLog()
@@ -219,12 +222,12 @@ class SealedStore(StoreWrapper):
         """Do one batch; without a usable key every page is a miss."""
         if batch.operation not in _ASKS:
             return self.inner.run(batch)
-        key = None
+        key, own = None, self._tenants[NO_TENANT]
         try:
             if batch.operation is Operation.PUT:
-                key = self._ring.sealing(self._tenant)
+                key = self._ring.sealing(self._tenants.get(batch.tenant, own))
             else:
-                self._ring.reading(self._tenant)
+                self._ring.reading(own)
         except KeyUnusableError as error:
             self._warn(error)
             return BatchResult.all(batch, Outcome.REFUSED)
@@ -332,8 +335,8 @@ class SealedStore(StoreWrapper):
         self._log.warning(
             error.problem.name,
             lambda: (
-                f"pool {self._pool}: sealed pages of tenant {self._tenant!r} are "
-                f"misses: {error.problem}"
+                f"pool {self._pool}: sealed pages of tenant "
+                f"{self._tenants[NO_TENANT]!r} are misses: {error.problem}"
             ),
         )
 
