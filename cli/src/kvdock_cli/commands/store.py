@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import attrs
 
 from kvdock.config import load_configuration
-from kvdock.config.tenants import NO_TENANT
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.namespace import canonical
 from kvdock.plugin import import_entry_point, usable_entry_points
@@ -329,7 +328,7 @@ class _Doomed:
 def _tenant(name: str) -> tuple[str, int]:
     """Return the digest of a listed tenant's salt, and the number of its pages."""
     if not name:
-        return "", NO_TENANT
+        return "", 0
     tenants = load_configuration().core.tenants
     if name not in tenants:
         listed = ", ".join(sorted(tenants)) or "none"
