@@ -124,6 +124,9 @@ bench-nixl: $(STAMP) ## Measure the nixl backend against the file backend and NI
 bench-s3: $(STAMP) ## Measure the s3 backend against obstore alone, boto3 and NIXL.
 	@$(BIN)/python benchmarks/s3.py $(ARGS)
 
+bench-seal: $(STAMP) ## Measure what sealing costs over the library's own AES-GCM.
+	@$(BIN)/python benchmarks/seal.py $(ARGS)
+
 bench-tiers: $(STAMP) ## Replay a load over memory, disk and a slow far tier, beside what bounds it.
 	@$(BIN)/python benchmarks/tier_replay.py $(ARGS)
 

@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,11 +103,15 @@ class Throttle:
         return inner
 
     def wrap(
-        self, store: PoolStore, pool: PoolSpec, region: Region, config: AttachConfig
+        self,
+        open_inner: Callable[[Region], PoolStore],
+        pool: PoolSpec,
+        region: Region,
+        config: AttachConfig,
     ) -> PoolStore:
         """Make the store of one pool slow."""
-        del pool, region, config
-        return _Slow(store, self)
+        del pool, config
+        return _Slow(open_inner(region), self)
 
     def wait(self, nbytes: int, began_s: float) -> None:
         """Wait until a batch would have come from afar."""

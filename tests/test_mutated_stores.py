@@ -16,6 +16,7 @@ import pytest
 from kvdock import Attachment, Dock, Namespace, PoolSpec, Region, Shard
 from kvdock.batch import Outcome
 from kvdock.pools import Part
+from kvdock.wrappers.key_ring import add_key
 
 TORTURE = os.environ.get("TESTS_OF_KVDOCK_TORTURE") == "1"
 """`make torture` asks for the long form."""
@@ -24,6 +25,7 @@ PAGES = 96
 PAGE_BYTES = 4096
 BACKENDS: dict[str, tuple[str, Mapping[str, object]]] = {
     "file": ("file", {}),
+    "sealed": ("file", {}),
     "nixl": ("nixl", {}),
     "nixl-aio": ("nixl", {"io": "aio", "direct": True}),
     "hf3fs": ("hf3fs", {"mode": "posix", "chunk": 0}),
@@ -146,13 +148,21 @@ def opened(backend: str, settings: Mapping[str, object]) -> Iterator[Pages]:
     raw = np.zeros(PAGES * PAGE_BYTES + 4096, np.uint8)
     first = -raw.ctypes.data % 4096  # for O_DIRECT
     memory = raw[first : first + right.size].reshape(right.shape)
-    dock = Dock.load(require=[backend])
+    dock = Dock.load(require=[backend], settings={backend: settings})
     plan = dock.plan([pool], Shard(), prefer=[backend])
     regions = {"kv": Region.of(pool, Shard(), [memory], PAGES)}
     with Attachment.open(
         dock, plan, Namespace(model="m"), regions, {backend: settings}
     ) as cache:
         yield Pages(cache, memory, right)
+
+
+def sealing(folder: Path) -> Mapping[str, object]:
+    """Make keys beside a store; return the wrapper that uses them."""
+    master, keys = bytes(range(32)), folder / "keys.json"
+    (folder / "master").write_bytes(master)
+    add_key(keys, master, "default")
+    return {"name": "seal", "keys": keys, "master_file": folder / "master"}
 
 
 @pytest.mark.slow
@@ -167,10 +177,14 @@ def test_no_change_of_stored_files_serves_a_wrong_page_or_stays(
         "root": str(root), "free_space": 0, "segment_bytes": "64 KiB", "quota": "3 MiB",
     }  # fmt: skip
     settings |= more
+    mutations = MUTATIONS
+    if which == "sealed":
+        settings |= {"wrap": [sealing(tmp_path)]}
+        mutations *= 5 if TORTURE else 1
     rng = np.random.default_rng(11)
     mutator = Mutator(root, rng)
     lost = made = 0
-    while made < MUTATIONS:
+    while made < mutations:
         with opened(backend, settings) as pages:
             for _ in range(8):
                 pages.put(np.arange(PAGES))
@@ -190,6 +204,6 @@ def test_no_change_of_stored_files_serves_a_wrong_page_or_stays(
             assert pages.check() == PAGES, "changes of files cost pages for good"
         if rng.random() < 0.3:  # files with names of no segment take their room
             shutil.rmtree(root)
-    assert lost > MUTATIONS // 4
+    assert lost > mutations // 4
     assert set(mutator.done) == set(HOW)
     print(f"{which}: {made} changes, {lost} pages lost at first, 0 wrong")  # noqa: T201

@@ -186,6 +186,9 @@ class PageReceiver(Protocol):
     ) -> Mapping[RetentionAnswer, int]:
         """Promise stored objects, or let them expire; return the answers."""
 
+    def delete(self, pages: Sequence[StoredPage]) -> int:
+        """Delete objects; return how many are gone."""
+
 
 @runtime_checkable
 class TenantStore(Protocol):

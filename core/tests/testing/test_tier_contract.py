@@ -42,3 +42,21 @@ class TestFoldersBehindMemory(TierContract):
     @pytest.fixture
     def oracle(self, tmp_path: Path) -> Oracle:
         return ShelfOracle(FolderShelf(tmp_path / "far"))
+
+
+class TestSealedFoldersBehindMemory(TierContract):
+    plugin = "reference:memory"
+    tiers = ("near", "disk", "far")
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Mapping[str, object]:
+        folder = "sealed:folder"
+        return {
+            "near": {"plugin": self.plugin, "store": str(tmp_path / "near")},
+            "disk": {"plugin": folder, "root": str(tmp_path / "disk")},
+            "far": {"plugin": folder, "root": str(tmp_path / "far")},
+        }
+
+    @pytest.fixture
+    def oracle(self, tmp_path: Path) -> Oracle:
+        return ShelfOracle(FolderShelf(tmp_path / "far"))

@@ -15,6 +15,7 @@ from kvdock.wrappers.key_ring import (
     KeyUnusableError,
     add_key,
     destroy_keys,
+    list_keys,
     read_master_key,
     wrap_again,
 )
@@ -35,7 +36,7 @@ def always_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problem(ring: KeyRing, tenant: str, number: int = 0) -> KeyProblem:
     with pytest.raises(KeyUnusableError) as caught:
-        ring.opening(tenant, number) if number else ring.sealing(tenant)
+        ring.opening(number) if number else ring.sealing(tenant)
     return caught.value.problem
 
 
@@ -45,12 +46,13 @@ def test_the_newest_key_seals_and_older_ones_still_open(path: Path) -> None:
     first = ring.sealing("acme")
     assert add_key(path, MASTER, "acme") == 2
     assert ring.sealing("acme").number == 2
-    assert ring.opening("acme", 1).secret == first.secret
+    assert ring.opening(1).secret == first.secret
     assert ring.sealing("acme").secret != first.secret
 
 
-def test_keys_of_two_tenants_differ_and_are_numbered_apart(path: Path) -> None:
-    assert add_key(path, MASTER, "acme") == add_key(path, MASTER, "other") == 1
+def test_keys_of_two_tenants_differ_and_no_number_is_given_twice(path: Path) -> None:
+    assert add_key(path, MASTER, "acme") == 1
+    assert add_key(path, MASTER, "other") == 2
     ring = KeyRing(path, MASTER)
     assert ring.sealing("acme").secret != ring.sealing("other").secret
     assert problem(ring, "third") is KeyProblem.MISSING
@@ -141,3 +143,12 @@ def test_a_master_key_is_read_from_a_file_or_a_variable(
     assert "f00d" not in str(caught.value)
     with pytest.raises(SettingsError, match="No such file"):
         read_master_key(tmp_path / "none", "MY_KEY")
+
+
+def test_keys_are_listed_without_what_is_secret(path: Path) -> None:
+    add_key(path, MASTER, "acme")
+    add_key(path, MASTER, "other")
+    destroy_keys(path, "acme")
+    assert list_keys(path) == [("acme", 1, True), ("other", 2, False)]
+    with pytest.raises(KvdockError, match="cannot be read"):
+        list_keys(path.with_name("none"))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from plugins_of_objects import Full, Objects
 from plugins_of_objects import loaded as plugin_of
 from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, states
 
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
+from kvdock.config.tenants import read_tenants, salt_digest, tenant_number
 from kvdock.errors import PluginError
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import AttachConfig
@@ -23,8 +26,8 @@ from kvdock.plugin.manifest import Support
 from kvdock.plugin.validation import ContractViolation
 from kvdock.stores import verify_object
 from kvdock.wrappers import key_ring, seal
-from kvdock.wrappers.key_ring import DataKey, add_key, destroy_keys
-from kvdock.wrappers.seal import Seal, SealSettings
+from kvdock.wrappers.key_ring import DataKey, KeyRing, Subkey, add_key, destroy_keys
+from kvdock.wrappers.seal import Seal, SealedStore, SealSettings
 
 MASTER = bytes(range(32))
 
@@ -65,7 +68,7 @@ def loaded(engine: Engine, names: list[str]) -> Any:
 def test_pages_come_back_through_any_buffer_and_in_any_pieces(
     keys: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, piece: int
 ) -> None:
-    monkeypatch.setattr(seal, "PIECE_BYTES", piece)
+    monkeypatch.setattr(key_ring, "PIECE_BYTES", piece)
     pools = (attention(), draft(), states())
     engine_ = sealed(keys, pools=pools, buffer_bytes=buffer_bytes)
     with engine_.attachment:
@@ -194,6 +197,25 @@ def test_each_tenant_has_a_key_of_its_own(keys: Path) -> None:
                 assert not loaded(other, names).any()
 
 
+def test_a_request_of_another_tenant_is_sealed_with_its_key(keys: Path) -> None:
+    number = add_key(keys, MASTER, "guest")
+    objects: dict[str, bytes] = {}
+    store, memory = one_object(keys, Kept(objects))
+    put, get = batch_of(Operation.PUT, memory), batch_of(Operation.GET, memory)
+    guest: dict[str, Any] = {
+        "keys": ["n/g.kv"],
+        "tenant": tenant_number(salt_digest("g")),
+    }
+    assert store.run(put).ok.all()
+    assert store.run(attrs.evolve(put, **guest)).ok.all()
+    assert [data[-38] for data in objects.values()] == [1, number]
+    assert store.run(attrs.evolve(get, keys=["n/g.kv"])).ok.all()
+    destroy_keys(keys, "guest")
+    assert store.run(get).ok.all()
+    gone = store.run(attrs.evolve(get, keys=["n/g.kv"]))
+    assert gone.outcomes.tolist() == [Outcome.REFUSED]
+
+
 class Held:
     """An inner store that says how it was called."""
 
@@ -217,7 +239,8 @@ def one_object(
     with engine.attachment:
         region = engine.attachment._backends.pools["kv"].region
     around = Seal(SealSettings(keys=keys, buffers=1))
-    config = AttachConfig(tenant=tenant, namespace=namespace)
+    listed = read_tenants({"guest": {"salt": "g"}})
+    config = AttachConfig(tenant=tenant, tenants=listed, namespace=namespace)
     store = around.wrap(lambda _: inner, attention(), region, config)
     return store, np.arange(64, dtype=np.uint8)
 
@@ -339,7 +362,7 @@ def test_altered_moved_and_cut_objects_are_never_accepted(keys: Path) -> None:
     chance = random.Random(230)  # noqa: S311 - guards nothing
     room = np.zeros(64, np.uint8)
     right = dict(objects)
-    for turn in range(2000):
+    for turn in range(10_000):
         key = chance.choice(list(right))
         batch = attrs.evolve(batch_of(Operation.GET, room), keys=[key])
         objects[key] = altered(chance, right, key)
@@ -370,8 +393,8 @@ def test_name_and_namespace_are_bound_to_the_bytes_and_not_to_keys_alone(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one key for all objects, the associated data must tell them apart."""
-    alone = AESGCM(bytes(32))
-    monkeypatch.setattr(DataKey, "cipher", lambda *_: (bytes(32), alone))
+    alone = Subkey(bytes(32))
+    monkeypatch.setattr(DataKey, "subkey", lambda *_: alone)
     objects: dict[str, bytes] = {}
     store, memory = one_object(keys, Kept(objects), namespace="n" * 64)
     elsewhere, _ = one_object(keys, Kept(objects), namespace="m" * 64)
@@ -383,3 +406,126 @@ def test_name_and_namespace_are_bound_to_the_bytes_and_not_to_keys_alone(
     moved = store.run(attrs.evolve(get, keys=["n/b.kv"]))
     assert moved.outcomes.tolist() == [Outcome.CORRUPT]
     assert elsewhere.run(get).outcomes.tolist() == [Outcome.CORRUPT]
+
+
+def test_a_thousand_swaps_between_keys_tenants_and_namespaces_are_found(
+    keys: Path,
+) -> None:
+    add_key(keys, MASTER, "acme")
+    objects: dict[str, bytes] = {}
+    stores = {}
+    for tenant, space in itertools.product(("default", "acme"), ("n", "m")):
+        for number in (1, 2):
+            store, memory = one_object(keys, Kept(objects), tenant, space * 64)
+            key = f"{space * 64}/{tenant}{number}"
+            memory[:] = number
+            put = batch_of(Operation.PUT, memory)
+            assert store.run(attrs.evolve(put, keys=[key])).ok.all()
+            stores[key] = store
+            add_key(keys, MASTER, tenant)
+    right = dict(objects)
+    chance = random.Random(35)  # noqa: S311 - guards nothing
+    get = batch_of(Operation.GET, memory)
+    for _ in range(1000):
+        one, other = chance.sample(sorted(right), 2)
+        objects[one], objects[other] = right[other], right[one]
+        for key in (one, other):
+            result = stores[key].run(attrs.evolve(get, keys=[key]))
+            assert result.outcomes.tolist() == [Outcome.CORRUPT]
+            assert not memory.any()
+        objects.update(right)
+
+
+def test_a_subkey_seals_so_many_objects_and_no_more(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seal, "_SALT_OBJECTS", 3)
+    objects: dict[str, bytes] = {}
+    store, memory = one_object(keys, Kept(objects))
+    for number in range(9):
+        put = attrs.evolve(batch_of(Operation.PUT, memory), keys=[f"n/{number}"])
+        assert store.run(put).ok.all()
+    salts = [data[-36:-32] for data in objects.values()]
+    assert [len(set(salts[at : at + 3])) for at in (0, 3, 6)] == [1, 1, 1]
+    assert len(set(salts)) == 3
+
+
+# --- Wrong wrappers, each caught by the test that is named --------------------
+
+
+def without_associated_data(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SealedStore, "_about", lambda *_: b"")
+
+
+def without_the_name(patch: pytest.MonkeyPatch) -> None:
+    right: Any = SealedStore._about
+    patch.setattr(SealedStore, "_about", lambda *given: right(*given[:-1], ""))
+
+
+def reuses_a_nonce(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seal, "os", SimpleNamespace(urandom=bytes))
+
+
+def takes_a_page_of_another_key(patch: pytest.MonkeyPatch) -> None:
+    """Open with whatever key of the file fits, whosever it is."""
+
+    right: Any = KeyRing.opening
+    patch.setattr(KeyRing, "opening", lambda ring, _: right(ring, 1))
+    patch.setattr(KeyRing, "sealing", lambda ring, _: right(ring, 1))
+    patch.setattr(KeyRing, "reading", lambda *_: None)
+
+
+def falls_back_to_plain(patch: pytest.MonkeyPatch) -> None:
+    right = SealedStore.run
+
+    def run(store: SealedStore, batch: Batch) -> BatchResult:
+        result = right(store, batch)
+        refused = (result.outcomes == Outcome.REFUSED).all()
+        return store.inner.run(batch) if refused else result
+
+    patch.setattr(SealedStore, "run", run)
+
+
+def ignores_the_tag(patch: pytest.MonkeyPatch) -> None:
+    right = Subkey.open
+
+    def open_(subkey: Subkey, *given: Any) -> bool:
+        right(subkey, *given)
+        return True
+
+    patch.setattr(Subkey, "open", open_)
+
+
+def deletes_what_it_has_no_key_for(patch: pytest.MonkeyPatch) -> None:
+    def opening(*_: object) -> DataKey:
+        return DataKey(1, bytes(32))
+
+    patch.setattr(KeyRing, "opening", opening)
+
+
+CAUGHT_BY: dict[Callable[[pytest.MonkeyPatch], None], Callable[..., None]] = {
+    without_associated_data: (
+        test_name_and_namespace_are_bound_to_the_bytes_and_not_to_keys_alone
+    ),
+    without_the_name: (
+        test_a_thousand_swaps_between_keys_tenants_and_namespaces_are_found
+    ),
+    reuses_a_nonce: test_no_two_objects_are_sealed_with_one_nonce,
+    takes_a_page_of_another_key: test_each_tenant_has_a_key_of_its_own,
+    falls_back_to_plain: test_without_the_right_key_pages_are_misses_and_stay_stored,
+    ignores_the_tag: test_altered_moved_and_cut_objects_are_never_accepted,
+    deletes_what_it_has_no_key_for: (
+        test_keys_rotate_without_losing_pages_and_a_destroyed_one_takes_its_own
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda one: one.__name__)
+def test_a_wrong_wrapper_is_caught_by_the_test_that_is_named(
+    mutant: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = CAUGHT_BY[mutant]
+    given = {name: request.getfixturevalue(name) for name in signature(test).parameters}
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test(**given)

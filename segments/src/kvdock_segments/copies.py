@@ -110,23 +110,38 @@ class SegmentReceiver:
     ) -> Mapping[RetentionAnswer, int]:
         """Promise stored objects, or let them expire; return the answers."""
         answers: Counter[RetentionAnswer] = Counter()
+        for store, some in self._by_store(pages):
+            ends = np.full(len(some), asked.expire_at) if asked.expire_at else None
+            batch = Batch(
+                Operation.RETAIN,
+                some,
+                deadline_s=time.monotonic() + _CALL_S,
+                keep_until=asked.keep_until,
+                expire_at=ends,
+            )
+            answers.update(map(_answer, store.run(batch).outcomes.tolist()))
+        return answers
+
+    def delete(self, pages: Sequence[StoredPage]) -> int:
+        """Delete objects; return how many are gone."""
+        gone = 0
+        for store, some in self._by_store(pages):
+            until_s = time.monotonic() + _CALL_S
+            batch = Batch(Operation.DELETE, some, deadline_s=until_s)
+            gone += int(store.run(batch).ok.sum())
+        return gone
+
+    def _by_store(
+        self, pages: Sequence[StoredPage]
+    ) -> Iterator[tuple[SegmentStore, list[str]]]:
+        """Yield digests for one call each, with the store that has their objects."""
         by_store: dict[SegmentStore, list[str]] = {}
         for page in pages:
             store = self._store_of(page.pool, page.nbytes)
             by_store.setdefault(store, []).append(page.digest.hex())
         for store, digests in by_store.items():
             for start in range(0, len(digests), _BATCH):
-                some = digests[start : start + _BATCH]
-                ends = np.full(len(some), asked.expire_at) if asked.expire_at else None
-                batch = Batch(
-                    Operation.RETAIN,
-                    some,
-                    deadline_s=time.monotonic() + _CALL_S,
-                    keep_until=asked.keep_until,
-                    expire_at=ends,
-                )
-                answers.update(map(_answer, store.run(batch).outcomes.tolist()))
-        return answers
+                yield store, digests[start : start + _BATCH]
 
     def _run(self, operation: Operation, page: StoredPage, memory: ByteArray) -> bool:
         seed = key_seed(self.place.namespace)

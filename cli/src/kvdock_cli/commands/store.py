@@ -20,6 +20,7 @@ from kvdock.plugin import import_entry_point, usable_entry_points
 from kvdock.retention import Retention
 from kvdock.stores import GROUP, TenantStore
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
+from kvdock.wrappers.key_ring import destroy_keys
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings
 from kvdock_cli.output import UsageProblem, emit
@@ -27,7 +28,7 @@ from kvdock_cli.reports import store as report
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
-    from kvdock.stores import PageReceiver, Store, StoredPage
+    from kvdock.stores import NamespaceSurvey, PageReceiver, Store, StoredPage
 
 T = TypeVar("T")
 
@@ -208,7 +209,11 @@ def rm(  # noqa: PLR0913 - one option each
     /,
     *,
     model: str = "",
+    tenant: str = "",
     older: str = "",
+    hashes: Path | None = None,
+    also: tuple[str, ...] = (),
+    keys: Path | None = None,
     dry_run: bool = False,
     yes: bool = False,
     force: bool = False,
@@ -216,53 +221,138 @@ def rm(  # noqa: PLR0913 - one option each
     set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Delete namespaces by name, model or age, unless a process has them open.
+    """Delete namespaces by name, model, tenant or age, or pages by their hashes.
 
-    Several of these narrow the choice. What an engine may have open stays, and the
-    exit code is then 1. Nothing shows who has a bucket open, or a directory without
-    locks: that takes --force, and an engine finds misses.
+    Several of these narrow the choice. A namespace that an engine may have open stays,
+    and the exit code is then 1; single pages go beside it. Nothing shows who has a
+    bucket open, or a directory without locks: that takes --force, and an engine finds
+    misses.
 
     Args:
         target: The store's root directory, or the URL of a bucket.
         namespace: One namespace; enough of its first digits.
         model: Those of a model, by its whole name or a pattern such as "org/*".
+        tenant: Those with the salt of a tenant that the settings list, and pages of
+            others that were stored for it.
         older: Those whose pages were last stored or read longer ago, such as
-            "168 h"; of a bucket, stored.
+            "168 h"; of a bucket, stored. With --hashes, such pages.
+        hashes: A file of keys, one a line: a page's hash with its suffix, or all of
+            the key; only these pages.
+        also: Other stores, the farther tiers, where the same is deleted.
+        keys: A key file: the keys of the tenant are destroyed first.
         dry_run: Only say what would be deleted.
         yes: Do not ask.
         force: Delete also what a process may have open.
         shared_root: Accept a root that others own or may write.
-        set_: Settings of its backend, as KEY=VALUE.
+        set_: Settings of the backend of `target`, as KEY=VALUE.
         json: Print one line of JSON.
     """
-    if not (namespace or model or older):
+    if not (namespace or model or older or tenant or hashes):
         raise UsageProblem(
             "nothing says what to delete",
-            fix="Give a namespace, --model or --older; several narrow the choice.",
+            fix="Give a namespace, --model, --tenant, --older or --hashes; several "
+            "narrow the choice.",
         )
-    limit_ns = time.time_ns() - int((parse_seconds(older) if older else 0) * 1e9)
-    store = open_store(target, set_, shared_root=shared_root)
+    if keys and not tenant:
+        raise UsageProblem("--keys without --tenant says no keys to destroy")
+    stores = {target: open_store(target, set_, shared_root=shared_root)}
+    for place in also:
+        stores[place] = open_store(place, (), shared_root=shared_root)
+    meant = _Doomed.of(namespace, model, tenant, older, hashes)
+    rows: list[tuple[report.Removal, Store, list[StoredPage]]] = []
     with progress.shown("reading") as bar:
-        seen = [done for _, done in _each(store, namespace, store.survey, bar)]
-    rows = []
-    for one in seen:
-        # Without pages it has no age.
-        aged = not older or 0 < one.used_ns < limit_ns
-        if aged and (not model or fnmatchcase(one.model, model)):
-            in_use = store.in_use(one.namespace)
-            rows.append(report.Removal(one, in_use, goes=force or not in_use))
-    going = [row for row in rows if row.goes]
-    if going and not (yes or dry_run):
-        _confirm(going)
+        for place, store in stores.items():
+            # What one tier lacks, another may have.
+            for _, one in _each(store, "" if also else namespace, store.survey, bar):
+                pages = meant.pages_of(store, one)
+                if pages is None:
+                    continue
+                in_use = "" if pages else store.in_use(one.namespace)
+                row = report.Removal(one, in_use, force or not in_use, target=place)
+                row.pages = len(pages) or None
+                rows.append((row, store, pages))
+    going = [each for each in rows if each[0].goes]
+    if (going or keys) and not (yes or dry_run):
+        _confirm([row for row, _, _ in going])
+    destroyed = destroy_keys(keys, tenant) if keys and not dry_run else 0
     with progress.shown("deleting", total=len(going)) as bar:
-        for row in () if dry_run else going:
+        for row, store, pages in () if dry_run else going:
             name = row.survey.namespace
             with suppress(NamespaceError):  # gone meanwhile
-                row.freed_bytes = store.clear(name, unused=not force)
-                row.freed_bytes += store.collect(name)
+                if pages:
+                    with store.receive(name, b"") as receiver:
+                        row.pages = receiver.delete(pages)
+                    row.freed_bytes = sum(page.nbytes for page in pages)
+                else:
+                    row.freed_bytes = store.clear(name, unused=not force)
+                    row.freed_bytes += store.collect(name)
             bar.advance()
-    text = report.removed_text(rows, style_of(), dry_run=dry_run)
-    return emit(text, report.removed_data(rows, dry_run=dry_run), as_json=json)
+    done = [row for row, _, _ in rows]
+    text = report.removed_text(done, style_of(), dry_run=dry_run)
+    data = report.removed_data(done, dry_run=dry_run, keys_destroyed=destroyed)
+    return emit(text, data, as_json=json)
+
+
+@attrs.frozen
+class _Doomed:
+    """What `kvdock store rm` is to delete.
+
+    Args:
+        namespace: First digits.
+        model: Name or pattern; "" for any.
+        salt: Digest of the salt of a tenant; "" for any.
+        number: Of the tenant's pages in other namespaces.
+        last_ns: When a namespace was used at the latest; 0 for any time.
+        choice: Which pages.
+    """
+
+    namespace: str
+    model: str
+    salt: str
+    number: int
+    last_ns: int
+    choice: _Choice
+
+    @classmethod
+    def of(
+        cls, namespace: str, model: str, tenant: str, older: str, hashes: Path | None
+    ) -> _Doomed:
+        """Read what the user gave."""
+        choice = _Choice.of(older if hashes else "", "", hashes)
+        if hashes and not choice.wanted:
+            # Without hashes, all would be meant.
+            raise UsageProblem(f"{hashes} names no pages")
+        age_ns = int(parse_seconds(older) * 1e9) if older and not hashes else 0
+        last_ns = time.time_ns() - age_ns if age_ns else 0
+        return cls(namespace, model, *_tenant(tenant), last_ns, choice)
+
+    def pages_of(self, store: Store, one: NamespaceSurvey) -> list[StoredPage] | None:
+        """Return what goes of a namespace: pages, [] for all of it, None for none."""
+        named = one.namespace.startswith(self.namespace)
+        # Without pages it has no age.
+        aged = not self.last_ns or 0 < one.used_ns < self.last_ns
+        if not (named and aged and fnmatchcase(one.model, self.model or "*")):
+            return None
+        record = store.record(one.namespace) if self.salt else {}
+        mine = not self.salt or record.get("salt_sha256") == self.salt
+        if mine and not self.choice.wanted:
+            return []
+        found = self.choice.of_namespace(store, one.namespace)
+        return [page for page in found if mine or page.tenant == self.number] or None
+
+
+def _tenant(name: str) -> tuple[str, int]:
+    """Return the digest of a listed tenant's salt, and the number of its pages."""
+    if not name:
+        return "", 0
+    tenants = load_configuration().core.tenants
+    if name not in tenants:
+        listed = ", ".join(sorted(tenants)) or "none"
+        raise UsageProblem(
+            f"the settings list no tenant {name!r}",
+            fix=f"Listed are: {listed}. KVDOCK_CONFIG names the file of settings.",
+        )
+    return tenants[name], tenants.number(name)
 
 
 def copy(  # noqa: PLR0913 - one option each

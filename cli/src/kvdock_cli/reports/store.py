@@ -221,20 +221,27 @@ class Removal:
         in_use: Why a process may have it open; "" if none has.
         goes: Whether it is deleted.
         freed_bytes: What that freed.
+        target: The store that holds it.
+        pages: How many of its pages were chosen; None for the whole of it.
     """
 
     survey: NamespaceSurvey
     in_use: str
     goes: bool
     freed_bytes: int = 0
+    target: str = ""
+    pages: int | None = None
 
 
 def total(rows: Sequence[Removal]) -> str:
     """Say how much namespaces hold."""
-    pages = sum(row.survey.pages for row in rows)
-    size = format_bytes(sum(row.survey.file_bytes for row in rows))
-    several = "one namespace" if len(rows) == 1 else f"{len(rows)} namespaces"
-    return f"{several} of {pages} pages, {size}"
+    whole = [row.survey for row in rows if row.pages is None]
+    single = sum(row.pages or 0 for row in rows)
+    pages = sum(one.pages for one in whole)
+    size = format_bytes(sum(one.file_bytes for one in whole))
+    several = "one namespace" if len(whole) == 1 else f"{len(whole)} namespaces"
+    said = [f"{several} of {pages} pages, {size}"] if whole or not single else []
+    return " and ".join([*said, *([f"{single} single pages"] if single else [])])
 
 
 def removed_text(
@@ -244,9 +251,13 @@ def removed_text(
     if not rows:
         return "no namespace matches"
     done = "would be deleted" if dry_run else "deleted"
-    outcomes = [
-        done if row.goes else Cell(f"kept: {row.in_use}", Tone.WARNING) for row in rows
-    ]
+    several = len({row.target for row in rows}) > 1
+    outcomes = []
+    for row in rows:
+        what = done if row.pages is None else f"{row.pages} pages {done}"
+        where = f" in {row.target}" if several else ""
+        kept = Cell(f"kept{where}: {row.in_use}", Tone.WARNING)
+        outcomes.append(what + where if row.goes else kept)
     lines = [listing_text([row.survey for row in rows], style, outcomes), ""]
     lines.append(f"{total([row for row in rows if row.goes])} {done}")
     if not all(row.goes for row in rows):
@@ -254,12 +265,15 @@ def removed_text(
     return "\n".join(lines)
 
 
-def removed_data(rows: Sequence[Removal], *, dry_run: bool) -> dict[str, object]:
+def removed_data(
+    rows: Sequence[Removal], *, dry_run: bool, keys_destroyed: int = 0
+) -> dict[str, object]:
     """Describe what was deleted as data; what stays is a problem."""
     return {
         "schema": "kvdock.store-rm/1",
         "ok": dry_run or all(row.goes for row in rows),
         "dry_run": dry_run,
+        "keys_destroyed": keys_destroyed,
         "removals": plain(rows),
     }
 

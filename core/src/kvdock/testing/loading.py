@@ -10,6 +10,7 @@ from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import (
     ORACLES,
     Candidate,
+    LoadedPlugin,
     import_entry_point,
     list_entry_points,
     load_all,
@@ -27,28 +28,34 @@ def load_backend(plugin: str) -> Backend:
 
     Args:
         plugin: The name of an installed backend, or `package.module` or
-            `package.module:attribute` of one that need not be installed.
+            `package.module:attribute` of one that need not be installed, or that is
+            loaded already, with wrappers around its stores.
 
     Raises:
         PluginError: If it cannot be loaded.
     """
     found = [one for one in list_entry_points() if one.name == plugin]
     if "." in plugin or ":" in plugin:
-        found = [_uninstalled(plugin)]
+        given = import_entry_point(_unnamed(plugin))
+        if isinstance(given, LoadedPlugin):
+            return Backend(given)
+        found = [_uninstalled(plugin, given)]
     plugins, problems = load_all(found)
     name = found[0].name if found else plugin
     require([name], plugins, problems)
     return Backend(plugins[name])
 
 
-def _uninstalled(value: str) -> Candidate:
+def _unnamed(value: str) -> Candidate:
+    return Candidate(name=value, value=value, distribution="?", version="?")
+
+
+def _uninstalled(value: str, plugin: Any) -> Candidate:  # noqa: ANN401 - anything
     """Describe what no entry point announces, under its manifest's name."""
-    unnamed = Candidate(name=value, value=value, distribution="?", version="?")
-    plugin: Any = import_entry_point(unnamed)
     try:
-        return attrs.evolve(unnamed, name=plugin.kvdock_manifest().name)
+        return attrs.evolve(_unnamed(value), name=plugin.kvdock_manifest().name)
     except Exception:  # noqa: BLE001 - loading it names what is wrong
-        return unnamed
+        return _unnamed(value)
 
 
 def oracle_of(backend: Backend, settings: Mapping[str, object]) -> Oracle | None:

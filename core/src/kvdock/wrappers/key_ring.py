@@ -15,12 +15,11 @@ import hmac
 import json
 import os
 import time
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -31,13 +30,16 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
+TAG_BYTES = 16
+PIECE_BYTES = 1 << 20
+"""Bytes that the library is given at once: it holds the interpreter's lock."""
 MAX_KEY_ID = 0xFFFF
 """A trailer has two bytes for the number of a key."""
 
 _VERSION = 1
 _CHECK_S = 1.0
 """How often the file is looked at."""
-_SUBKEYS = 4096
+_SUBKEYS_KEPT = 4096
 
 
 class KeyProblem(StrEnum):
@@ -61,13 +63,98 @@ class KeyUnusableError(KvdockError):
         self.problem = problem
 
 
+class Subkey:
+    """What seals and opens objects: AES-256-GCM with one key.
+
+    Args:
+        key: The key, 32 bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        # Not for each object: an import costs as much as 8 KiB of AES.
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+
+        self._key, self._aead, self._wrong = key, _aead(key), InvalidTag
+
+    def seal(
+        self,
+        nonce: bytes,
+        about: bytes,
+        room: memoryview,
+        pieces: Sequence[memoryview],
+    ) -> None:
+        """Seal an object.
+
+        Args:
+            nonce: 12 bytes, for this object alone.
+            about: What is bound to it.
+            room: Gets its bytes, and the tag behind them.
+            pieces: Its bytes as they lie in memory.
+        """
+        if len(pieces) == 1 and len(room) <= PIECE_BYTES + TAG_BYTES:
+            self._aead.encrypt_into(nonce, pieces[0], about, room)
+            return
+        work = self._message(nonce).encryptor()
+        work.authenticate_additional_data(about)
+        for plain, sealed in _side_by_side(pieces, room):
+            work.update_into(plain, sealed)
+        work.finalize()
+        room[-TAG_BYTES:] = work.tag
+
+    def open(
+        self,
+        nonce: bytes,
+        about: bytes,
+        room: memoryview,
+        pieces: Sequence[memoryview],
+    ) -> bool:
+        """Open an object; return False, with zeros in its place, if it is another."""
+        try:
+            if len(pieces) == 1 and len(room) <= PIECE_BYTES + TAG_BYTES:
+                self._aead.decrypt_into(nonce, room, about, pieces[0])
+                return True
+            work = self._message(nonce).decryptor()
+            work.authenticate_additional_data(about)
+            for plain, sealed in _side_by_side(pieces, room):
+                work.update_into(sealed, plain)
+            work.finalize_with_tag(bytes(room[-TAG_BYTES:]))
+        except self._wrong:
+            # Whatever was written there is not what was stored.
+            for piece in pieces:
+                piece[:] = bytes(len(piece))
+            return False
+        return True
+
+    def _message(self, nonce: bytes) -> Any:  # noqa: ANN401 - the library's
+        from cryptography.hazmat.primitives.ciphers import (  # noqa: PLC0415
+            Cipher,
+            algorithms,
+            modes,
+        )
+
+        return Cipher(algorithms.AES(self._key), modes.GCM(nonce))
+
+
+def _side_by_side(
+    pieces: Sequence[memoryview], room: memoryview
+) -> Iterator[tuple[memoryview, memoryview]]:
+    """Yield what belongs together; other threads run in between."""
+    at = 0
+    for piece in pieces:
+        for start in range(0, len(piece), PIECE_BYTES):
+            plain = piece[start : start + PIECE_BYTES]
+            yield plain, room[at : at + len(plain)]
+            at += len(plain)
+
+
 @attrs.define(eq=False)
 class DataKey:
     """One key of one tenant.
 
-    It seals nothing itself. For each namespace it stands for 4096 keys, one of which
-    is chosen by the object's key: nonces are random, and AES-GCM bounds how many of
-    them one key may see (2^32). No process has to count objects this way.
+    It seals nothing itself. For each namespace and each salt of 32 random bits it
+    stands for another key: nonces are random, and AES-GCM bounds how many of them one
+    key may see (2^32). With the salt they have 128 bits, so no process has to count
+    what others seal.
 
     Args:
         number: Its number, 1 to 65535.
@@ -76,18 +163,17 @@ class DataKey:
 
     number: int
     secret: bytes = attrs.field(repr=False)
-    _made: dict[tuple[str, int], tuple[bytes, AESGCM]] = attrs.field(
-        factory=dict, repr=False
-    )
+    _made: dict[tuple[str, int], Subkey] = attrs.field(factory=dict, repr=False)
 
-    def cipher(self, namespace: str, key: str) -> tuple[bytes, AESGCM]:
-        """Return the key for one object, as bytes and ready for use."""
-        place = namespace, zlib.crc32(key.encode()) % _SUBKEYS
-        found = self._made.get(place)
+    def subkey(self, namespace: str, salt: int) -> Subkey:
+        """Return the key for objects of one namespace and one salt."""
+        found = self._made.get((namespace, salt))
         if found is None:
-            label = f"kvdock seal {place[1]} {namespace}".encode()
-            raw = hmac.digest(self.secret, label, "sha256")
-            found = self._made[place] = raw, _aead(raw)
+            if len(self._made) >= _SUBKEYS_KEPT:
+                self._made.clear()
+            label = f"kvdock seal {salt} {namespace}".encode()
+            found = Subkey(hmac.digest(self.secret, label, "sha256"))
+            self._made[namespace, salt] = found
         return found
 
 
@@ -147,8 +233,8 @@ class KeyRing:
         self._path, self._master = path, master
         self._looked_s = float("-inf")
         self._seen: object = None
-        self._entries: Mapping[str, Mapping[int, _Entry]] | None = None
-        self._opened: dict[tuple[str, int], DataKey] = {}
+        self._entries: Mapping[int, _Entry] | None = None
+        self._opened: dict[int, DataKey] = {}
 
     def sealing(self, tenant: str) -> DataKey:
         """Return the key with which new objects of a tenant are sealed.
@@ -156,7 +242,7 @@ class KeyRing:
         Raises:
             KeyUnusableError: If there is none.
         """
-        return self._key(tenant, max(self._mine(tenant), default=0))
+        return self.opening(max(self._mine(tenant), default=0))
 
     def reading(self, tenant: str) -> None:
         """Check that some object of a tenant can be opened.
@@ -167,42 +253,43 @@ class KeyRing:
         first: KeyUnusableError | None = None
         for number in sorted(self._mine(tenant), reverse=True):
             try:
-                self._key(tenant, number)
+                self.opening(number)
             except KeyUnusableError as error:
                 first = first or error
             else:
                 return
         raise first or KeyUnusableError(KeyProblem.MISSING)
 
-    def opening(self, tenant: str, number: int) -> DataKey:
-        """Return the key that has sealed an object.
+    def opening(self, number: int) -> DataKey:
+        """Return the key that has sealed an object, whosever it is.
 
         Raises:
             KeyUnusableError: If it is not there or cannot be used.
         """
-        self._mine(tenant)
-        return self._key(tenant, number)
-
-    def _key(self, tenant: str, number: int) -> DataKey:
-        opened = self._opened
-        found = opened.get((tenant, number))
+        entries, opened = self._current(), self._opened
+        found = opened.get(number)
         if found is None:
-            entry = self._mine(tenant).get(number)
+            entry = entries.get(number)
             if entry is None:
                 raise KeyUnusableError(KeyProblem.MISSING)
             # Of threads that come here at once the last one's stays; all are right.
-            found = opened[tenant, number] = entry.opened(self._master)
+            found = opened[number] = entry.opened(self._master)
         return found
 
-    def _mine(self, tenant: str) -> Mapping[int, _Entry]:
-        """Return the entries of a tenant, as the file has them now."""
+    def _mine(self, tenant: str) -> list[int]:
+        """Return the numbers of a tenant's keys."""
+        entries = self._current().values()
+        return [one.number for one in entries if one.tenant == tenant]
+
+    def _current(self) -> Mapping[int, _Entry]:
+        """Return the entries, as the file has them now."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _CHECK_S:
             self._look()
             self._looked_s = now_s
         if self._entries is None:
             raise KeyUnusableError(KeyProblem.UNREADABLE)
-        return self._entries.get(tenant, {})
+        return self._entries
 
     def _look(self) -> None:
         """Read the file again if it is another one."""
@@ -211,9 +298,7 @@ class KeyRing:
             seen = about.st_mtime_ns, about.st_size, about.st_ino
             if seen == self._seen:
                 return
-            entries: dict[str, dict[int, _Entry]] = {}
-            for one in _read(self._path):
-                entries.setdefault(one.tenant, {})[one.number] = one
+            entries = {one.number: one for one in _read(self._path)}
         except (OSError, KvdockError):
             # What cannot be read may say that a key is destroyed.
             self._seen, self._entries, self._opened = None, None, {}
@@ -289,10 +374,11 @@ def add_key(path: Path, master: bytes, tenant: str) -> int:
         KvdockError: If its numbers are used up, or the file is not a key file.
     """
     with _changed(path) as entries:
-        numbers = [one.number for one in entries if one.tenant == tenant]
-        number = max(numbers, default=0) + 1
+        number = max((one.number for one in entries), default=0) + 1
         if number > MAX_KEY_ID:
-            raise KvdockError(f"tenant {tenant!r} has had {MAX_KEY_ID} keys")
+            raise KvdockError(
+                f"{path} has had {MAX_KEY_ID} keys, and no number is left"
+            )
         secret = os.urandom(KEY_BYTES)
         entries.append(_Entry.wrapping(tenant, number, secret, master))
     return number
@@ -311,6 +397,19 @@ def destroy_keys(path: Path, tenant: str, number: int = 0) -> int:
             if one.tenant == tenant and one.wrapped and number in (0, one.number):
                 entries[at], gone = attrs.evolve(one, wrapped=b""), gone + 1
     return gone
+
+
+def list_keys(path: Path) -> list[tuple[str, int, bool]]:
+    """Return tenant and number of each key, and whether it was destroyed.
+
+    Raises:
+        KvdockError: If there is no such file, or it is not a key file.
+    """
+    try:
+        entries = _read(path)
+    except OSError as error:
+        raise KvdockError(f"{path} cannot be read: {error.strerror}") from error
+    return [(one.tenant, one.number, not one.wrapped) for one in entries]
 
 
 def wrap_again(path: Path, master: bytes, new_master: bytes) -> None:

@@ -15,7 +15,7 @@ import ctypes
 import os
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from kvdock.batch import BatchResult, Operation, Outcome
 from kvdock.config import fields
 from kvdock.config.fields import count, option
+from kvdock.config.tenants import NO_TENANT
 from kvdock.errors import PluginError
 from kvdock.geometry.region import Block, Region
 from kvdock.plugin.manifest import Support
@@ -33,30 +34,35 @@ from kvdock.synchronization import new_condition, remaining_s
 from kvdock.throttled_log import ThrottledLog
 from kvdock.wrappers.key_ring import (
     NONCE_BYTES,
+    TAG_BYTES,
     DataKey,
     KeyRing,
     KeyUnusableError,
+    Subkey,
     read_master_key,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kvdock.arrays import ByteArray, OutcomeArray
+    from kvdock.arrays import ByteArray, Int64Array, OutcomeArray
     from kvdock.batch import Batch
     from kvdock.plugin.hookspecs import AttachConfig
     from kvdock.plugin.manifest import Manifest
     from kvdock.plugin.store import PoolStore
     from kvdock.pools.spec import PoolSpec
 
-PIECE_BYTES = 1 << 20
-"""Bytes that the library is given at once: it holds the interpreter's lock."""
-
 _HEAD = struct.Struct("<cBHII")
-"""Magic, format, number of the key, tenant, expiry; as `DATED_TRAILER`. The last two
-are not used yet."""
+"""Magic, format, number of the key, salt of the subkey, expiry (not used yet)."""
 _FORMAT = 2
-_TAG_BYTES = 16
+_NONCE = slice(_HEAD.size, _HEAD.size + NONCE_BYTES)
+_TAG = slice(_HEAD.size + NONCE_BYTES, TRAILER_BYTES)
+_SALT_BYTES = 4
+_SALT_OBJECTS = 1 << 24
+"""Objects of one store that a subkey seals at most, or a batch more."""
+_SPACE = memoryview((ctypes.c_ubyte * 2**47).from_address(0)).cast("B")
+"""The byte at index n is that of the host's address n."""
+_OK = int(Outcome.OK)
 _PAGE = 4096
 _MOVES = (Operation.PUT, Operation.GET)
 _ASKS = (*_MOVES, Operation.EXISTS, Operation.RETAIN)
@@ -127,8 +133,10 @@ class Seal:
             return open_inner(region)  # there are no bytes to seal
         buffers = _Buffers(region, self.settings)
         inner = open_inner(buffers.region)
+        # Requests of one engine may be those of several tenants.
+        names = {**config.tenants.names, NO_TENANT: config.tenant}
         return SealedStore(
-            inner, buffers, self.ring, config.tenant, config.namespace, pool.name
+            inner, buffers, self.ring, names, config.namespace, pool.name
         )
 
 
@@ -188,7 +196,7 @@ class SealedStore(StoreWrapper):
         inner: The store around which this one is put.
         buffers: The memory that it was opened for.
         ring: All keys.
-        tenant: Whose pages these are.
+        tenants: Number of a batch's tenant to its name.
         namespace: The namespace that begins their keys.
         pool: The pool's name.
     """
@@ -198,36 +206,38 @@ class SealedStore(StoreWrapper):
         inner: PoolStore,
         buffers: _Buffers,
         ring: KeyRing,
-        tenant: str,
+        tenants: Mapping[int, str],
         namespace: str,
         pool: str,
     ) -> None:
         super().__init__(inner)
         self.peers = None  # what goes straight to peers would not be sealed
         self._buffers, self._ring = buffers, ring
-        self._tenant, self._namespace, self._pool = tenant, namespace, pool
+        self._tenants, self._namespace, self._pool = tenants, namespace, pool
+        self._bound = namespace.encode() + b"\0"
+        self._salt, self._salted = 0, _SALT_OBJECTS
         self._log = ThrottledLog()
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch; without a usable key every page is a miss."""
         if batch.operation not in _ASKS:
             return self.inner.run(batch)
+        key, own = None, self._tenants[NO_TENANT]
         try:
             if batch.operation is Operation.PUT:
-                key = self._ring.sealing(self._tenant)
+                key = self._ring.sealing(self._tenants.get(batch.tenant, own))
             else:
-                key = None
-                self._ring.reading(self._tenant)
+                self._ring.reading(own)
         except KeyUnusableError as error:
             self._warn(error)
             return BatchResult.all(batch, Outcome.REFUSED)
-        if batch.operation not in _MOVES:
+        if batch.operation not in _MOVES or not len(batch):
             return self.inner.run(batch)
-        parts = []
-        for start in range(0, len(batch), self._buffers.rows):
-            part = batch.part(start, start + self._buffers.rows)
-            parts.append(self._move(part, key))
-        return parts[0] if len(parts) == 1 else _joined(batch, parts)
+        most = self._buffers.rows
+        if len(batch) <= most:
+            return self._move(batch, key)
+        starts = range(0, len(batch), most)
+        return _joined([self._move(batch.part(at, at + most), key) for at in starts])
 
     def _move(self, batch: Batch, key: DataKey | None) -> BatchResult:
         """Move as many objects as one buffer has room for."""
@@ -236,11 +246,12 @@ class SealedStore(StoreWrapper):
             return BatchResult.all(batch, Outcome.TIMEOUT)
         hold = None
         try:
+            rooms = _Rooms.of(batch, memory, self._buffers.slot_bytes)
             if key is None:
-                self._erase(batch, memory)
-            elif not _gated(batch, lambda: self._seal_all(batch, memory, key)):
+                rooms.memory[rooms.ends] = 0  # what was left there proves nothing
+            elif not _gated(batch, lambda: self._seal(batch, rooms, key)):
                 return BatchResult.all(batch, Outcome.TIMEOUT)
-            result = self.inner.run(self._inner_batch(batch, memory))
+            result = self.inner.run(rooms.inner_batch(batch))
             hold = result.hold
             if key is not None:
                 return attrs.evolve(
@@ -250,11 +261,12 @@ class SealedStore(StoreWrapper):
                 # Bytes may still arrive, so none of them is proven.
                 return BatchResult.all(batch, Outcome.TIMEOUT)
             outcomes = result.outcomes.copy()
-            if not _gated(
-                batch, lambda: self._open_all(batch, memory, result, outcomes)
-            ):
+            excess = result.nbytes - rooms.sizes
+            outcomes[(outcomes == _OK) & (excess < 0)] = Outcome.SHORT
+            outcomes[(outcomes == _OK) & (excess > 0)] = Outcome.LONG
+            if not _gated(batch, lambda: self._open(batch, rooms, outcomes)):
                 return BatchResult.all(batch, Outcome.TIMEOUT)
-            nbytes = np.where(outcomes == Outcome.OK, result.nbytes - TRAILER_BYTES, 0)
+            nbytes = np.where(outcomes == _OK, batch.object_bytes, 0)
             return BatchResult(outcomes, nbytes, expire_at=result.expire_at)
         finally:
             if hold is None:
@@ -262,135 +274,130 @@ class SealedStore(StoreWrapper):
             else:
                 hold.on_release(lambda: self._buffers.release(memory))
 
-    def _inner_batch(self, batch: Batch, memory: ByteArray) -> Batch:
-        """Return the batch of the inner store, which moves sealed objects."""
-        step = self._buffers.slot_bytes
-        return attrs.evolve(
-            batch,
-            addresses=memory.ctypes.data + step * np.arange(len(batch))[:, None],
-            sizes=batch.object_bytes[:, None] + TRAILER_BYTES,
-            gate=None,  # the memory is this wrapper's own
-        )
+    def _seal(self, batch: Batch, rooms: _Rooms, key: DataKey) -> None:
+        """Seal the objects of a batch into their rooms."""
+        count = len(batch)
+        if self._salted >= _SALT_OBJECTS:
+            self._salt = int.from_bytes(os.urandom(_SALT_BYTES), "little")
+            self._salted = 0
+        self._salted += count
+        head = _HEAD.pack(b"K", _FORMAT, key.number, self._salt, 0)
+        subkey = key.subkey(self._namespace, self._salt)
+        # One call for all: for each object it would cost as much as 8 KiB of AES.
+        nonces = os.urandom(NONCE_BYTES * count)
+        for row, (name, room, pieces) in enumerate(rooms.rows(batch)):
+            nonce = nonces[row * NONCE_BYTES : (row + 1) * NONCE_BYTES]
+            subkey.seal(nonce, self._about(head, len(room), name), room, pieces)
+        trailers = np.empty((count, TRAILER_BYTES), np.uint8)
+        trailers[:, : _HEAD.size] = np.frombuffer(head, np.uint8)
+        trailers[:, _NONCE] = np.frombuffer(nonces, np.uint8).reshape(count, -1)
+        # The library writes a tag right behind the bytes.
+        trailers[:, _TAG] = rooms.memory[rooms.ends[:, :TAG_BYTES]]
+        rooms.memory[rooms.ends] = trailers
 
-    def _rooms(self, batch: Batch, memory: ByteArray) -> list[memoryview]:
-        """Return the memory of each sealed object."""
-        step = self._buffers.slot_bytes
-        return [
-            memory[at * step :][: size + TRAILER_BYTES].data
-            for at, size in enumerate(batch.object_bytes.tolist())
-        ]
-
-    def _erase(self, batch: Batch, memory: ByteArray) -> None:
-        """Erase trailers: what was left from before proves nothing."""
-        for room in self._rooms(batch, memory):
-            room[-TRAILER_BYTES:] = bytes(TRAILER_BYTES)
-
-    def _seal_all(self, batch: Batch, memory: ByteArray, key: DataKey) -> None:
-        for row in zip(
-            batch.keys, _objects(batch), self._rooms(batch, memory), strict=True
-        ):
-            self._seal(*row, key)
-
-    def _about(self, head: bytes, nbytes: int, name: str) -> bytes:
-        """Return what is bound to an object's bytes: it cannot stand elsewhere."""
-        return b"%s%s%s\0%s" % (
-            head,
-            nbytes.to_bytes(8, "little"),
-            self._namespace.encode(),
-            name.encode(),
-        )
-
-    def _seal(
-        self, name: str, plain: list[memoryview], room: memoryview, key: DataKey
-    ) -> None:
-        """Seal one object into `room`, which has 40 bytes more."""
-        size = len(room) - TRAILER_BYTES
-        head = _HEAD.pack(b"K", _FORMAT, key.number, 0, 0)
-        nonce, about = os.urandom(NONCE_BYTES), self._about(head, size, name)
-        raw, cipher = key.cipher(self._namespace, name)
-        tag: bytes
-        if size <= PIECE_BYTES and len(plain) == 1:
-            cipher.encrypt_into(nonce, plain[0], about, room[: size + _TAG_BYTES])
-            tag = bytes(room[size : size + _TAG_BYTES])
-        else:
-            work = _long_message(raw, nonce).encryptor()
-            work.authenticate_additional_data(about)
-            start = 0
-            for piece in plain:
-                _in_pieces(work, piece, room[start : start + len(piece)])
-                start += len(piece)
-            work.finalize()
-            tag = work.tag
-        room[size:] = head + nonce + tag
-
-    def _open_all(
-        self,
-        batch: Batch,
-        memory: ByteArray,
-        result: BatchResult,
-        outcomes: OutcomeArray,
-    ) -> None:
-        """Open what was loaded; write CORRUPT to `outcomes` where a proof fails."""
-        rows, rooms = _objects(batch), self._rooms(batch, memory)
-        loaded = result.nbytes.tolist()
-        for at in np.flatnonzero(outcomes == Outcome.OK).tolist():
-            plain, room = rows[at], rooms[at]
-            if loaded[at] != len(room):
-                short = loaded[at] < len(room)
-                outcomes[at] = Outcome.SHORT if short else Outcome.LONG
+    def _open(self, batch: Batch, rooms: _Rooms, outcomes: OutcomeArray) -> None:
+        """Open what was loaded; write to `outcomes` what became of the rest."""
+        trailers = rooms.memory[rooms.ends]
+        # The library looks for a tag right behind the bytes.
+        rooms.memory[rooms.ends[:, :TAG_BYTES]] = trailers[:, _TAG]
+        found: dict[bytes, Subkey | None] = {}
+        each, wrong = trailers.tobytes(), outcomes.tolist()
+        for row, (name, room, pieces) in enumerate(rooms.rows(batch)):
+            if wrong[row]:
                 continue
+            trailer = each[row * TRAILER_BYTES : (row + 1) * TRAILER_BYTES]
+            head = trailer[: _HEAD.size]
             try:
-                good = self._open(batch.keys[at], room, plain)
+                if head not in found:
+                    found[head] = self._subkey(head)
             except KeyUnusableError as error:
                 self._warn(error)
                 # Not CORRUPT, which deletes: with the right key it can be read.
-                outcomes[at] = Outcome.REFUSED
+                outcomes[row] = Outcome.REFUSED
                 continue
-            if not good:
-                outcomes[at] = Outcome.CORRUPT
+            subkey = found[head]
+            about = self._about(head, len(room), name)
+            if not subkey or not subkey.open(trailer[_NONCE], about, room, pieces):
+                outcomes[row] = Outcome.CORRUPT
 
-    def _open(self, name: str, room: memoryview, plain: list[memoryview]) -> bool:
-        """Open one object into `plain`; return whether it is the right one."""
-        from cryptography.exceptions import InvalidTag  # noqa: PLC0415
+    def _subkey(self, head: bytes) -> Subkey | None:
+        """Return what opens objects with this head of a trailer; None for no head."""
+        magic, form, number, salt, ends = _HEAD.unpack(head)
+        if (magic, form, ends) != (b"K", _FORMAT, 0) or not number:
+            return None
+        return self._ring.opening(number).subkey(self._namespace, salt)
 
-        size = len(room) - TRAILER_BYTES
-        trailer = bytes(room[size:])
-        head = trailer[: _HEAD.size]
-        nonce = trailer[_HEAD.size : -_TAG_BYTES]
-        magic, form, number, tenant, ends = _HEAD.unpack(head)
-        if (magic, form, tenant, ends) != (b"K", _FORMAT, 0, 0) or not number:
-            return False
-        raw, cipher = self._ring.opening(self._tenant, number).cipher(
-            self._namespace, name
-        )
-        about = self._about(head, size, name)
-        try:
-            if size <= PIECE_BYTES and len(plain) == 1:
-                room[size : size + _TAG_BYTES] = trailer[-_TAG_BYTES:]
-                cipher.decrypt_into(nonce, room[: size + _TAG_BYTES], about, plain[0])
-                return True
-            work = _long_message(raw, nonce).decryptor()
-            work.authenticate_additional_data(about)
-            start = 0
-            for piece in plain:
-                _in_pieces(work, room[start : start + len(piece)], piece)
-                start += len(piece)
-            work.finalize_with_tag(trailer[-_TAG_BYTES:])
-        except InvalidTag:
-            # Whatever was written there is not what was stored.
-            for piece in plain:
-                piece[:] = bytes(len(piece))
-            return False
-        return True
+    def _about(self, head: bytes, nbytes: int, name: str) -> bytes:
+        """Return what is bound to an object's bytes: it cannot stand elsewhere."""
+        return head + nbytes.to_bytes(8, "little") + self._bound + name.encode()
 
     def _warn(self, error: KeyUnusableError) -> None:
         self._log.warning(
             error.problem.name,
             lambda: (
-                f"pool {self._pool}: sealed pages of tenant {self._tenant!r} are "
-                f"misses: {error.problem}"
+                f"pool {self._pool}: sealed pages of tenant "
+                f"{self._tenants[NO_TENANT]!r} are misses: {error.problem}"
             ),
         )
+
+
+@attrs.frozen(eq=False)
+class _Rooms:
+    """Where the sealed objects of a batch are: a slot for each.
+
+    Args:
+        memory: The slots.
+        step: Bytes from one to the next.
+        sizes: int64 (n,), bytes of each sealed object.
+        ends: int64 (n, 40), where the bytes of each trailer are in `memory`.
+    """
+
+    memory: ByteArray
+    step: int
+    sizes: Int64Array
+    ends: Int64Array
+
+    @classmethod
+    def of(cls, batch: Batch, memory: ByteArray, step: int) -> _Rooms:
+        """Give each object of a batch a slot."""
+        plain = batch.object_bytes
+        starts = step * np.arange(len(batch)) + plain
+        ends = starts[:, None] + np.arange(TRAILER_BYTES)
+        return cls(memory, step, plain + TRAILER_BYTES, ends)
+
+    def inner_batch(self, batch: Batch) -> Batch:
+        """Return the batch of the inner store, which moves sealed objects."""
+        sizes = self.sizes[:, None]
+        if batch.sizes.strides[0] == 0 and len(batch):
+            # Stores know by this that all have one size.
+            sizes = np.broadcast_to(sizes[:1], sizes.shape)
+        return attrs.evolve(
+            batch,
+            addresses=self.memory.ctypes.data
+            + self.step * np.arange(len(batch))[:, None],
+            sizes=sizes,
+            gate=None,  # the memory is the wrapper's own
+        )
+
+    def rows(self, batch: Batch) -> Iterator[tuple[str, memoryview, list[memoryview]]]:
+        """Yield name, room for bytes and tag, and memory of each plain object."""
+        whole, extra = self.memory.data, TRAILER_BYTES - TAG_BYTES
+        rooms = [
+            whole[row * self.step : row * self.step + size - extra]
+            for row, size in enumerate(self.sizes.tolist())
+        ]
+        if batch.addresses.shape[1] == 1:
+            # The usual case, at a third of the time.
+            wide = zip(batch.addresses[:, 0].tolist(), self.sizes.tolist(), strict=True)
+            pieces = [[_SPACE[at : at + size - TRAILER_BYTES]] for at, size in wide]
+        else:
+            pieces = [
+                [_SPACE[at : at + size] for at, size in zip(*row, strict=True) if size]
+                for row in zip(
+                    batch.addresses.tolist(), batch.sizes.tolist(), strict=True
+                )
+            ]
+        return zip(batch.keys, rooms, pieces, strict=True)
 
 
 def _gated(batch: Batch, work: Callable[[], None]) -> bool:
@@ -405,57 +412,24 @@ def _gated(batch: Batch, work: Callable[[], None]) -> bool:
     return True
 
 
-def _objects(batch: Batch) -> list[list[memoryview]]:
-    """Return the memory of each object, in its pieces."""
-    return [
-        [_view(at, size) for at, size in zip(starts, sizes, strict=True) if size]
-        for starts, sizes in zip(
-            batch.addresses.tolist(), batch.sizes.tolist(), strict=True
-        )
-    ]
-
-
-def _view(address: int, nbytes: int) -> memoryview:
-    raw: Any = (ctypes.c_char * nbytes).from_address(address)
-    return memoryview(raw).cast("B")
-
-
-def _long_message(key: bytes, nonce: bytes) -> Any:  # noqa: ANN401 - the library's
-    from cryptography.hazmat.primitives.ciphers import (  # noqa: PLC0415
-        Cipher,
-        algorithms,
-        modes,
-    )
-
-    return Cipher(algorithms.AES(key), modes.GCM(nonce))
-
-
-def _in_pieces(work: Any, source: memoryview, target: memoryview) -> None:  # noqa: ANN401 - the library's
-    """Encrypt or decrypt one message; other threads run between its pieces."""
-    for start in range(0, len(source), PIECE_BYTES):
-        piece = slice(start, start + PIECE_BYTES)
-        work.update_into(source[piece], target[piece])
-
-
-def _joined(batch: Batch, parts: list[BatchResult]) -> BatchResult:
+def _joined(parts: Sequence[BatchResult]) -> BatchResult:
     """Return the answers to the parts of a batch as one."""
 
-    def column(name: str, kind: type) -> Any:  # noqa: ANN401 - an array of that kind
+    def column(name: str, kind: type) -> Any:  # noqa: ANN401 - an array, or None
         found = [getattr(one, name) for one in parts]
         if all(one is None for one in found):
             return None
+        sizes = [len(one.outcomes) for one in parts]
         return np.concatenate(
             [
-                np.zeros(len(part.outcomes), kind) if one is None else one
-                for one, part in zip(found, parts, strict=True)
+                np.zeros(size, kind) if one is None else one
+                for one, size in zip(found, sizes, strict=True)
             ]
         )
 
-    if not parts:
-        return BatchResult.all(batch, Outcome.OK)
     return BatchResult(
-        cast("OutcomeArray", np.concatenate([one.outcomes for one in parts])),
-        np.concatenate([one.nbytes for one in parts]),
+        column("outcomes", np.uint8),
+        column("nbytes", np.int64),
         kept=column("kept", np.bool_),
         expire_at=column("expire_at", np.int64),
     )

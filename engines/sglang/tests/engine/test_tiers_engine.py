@@ -19,6 +19,7 @@ from test_families import attached, config, hashes
 
 from kvdock.batch import Operation
 from kvdock.journal import read_journal
+from kvdock.wrappers.key_ring import add_key
 from kvdock_s3.server import local_server as object_server
 from kvdock_segments import verify_namespace
 from kvdock_segments.directory_store import DirectoryStore
@@ -52,10 +53,16 @@ def loads(folder: Path) -> Counter[tuple[str, str]]:
 
 
 def world_of(
-    tmp_path: Path, model: str, far: dict[str, Any] | None = None, **engine: Any
+    tmp_path: Path,
+    model: str,
+    far: dict[str, Any] | None = None,
+    *,
+    sealed: bool = False,
+    **engine: Any,
 ) -> lives.World:
     """Return an engine over a near tier and a far one, with a journal."""
     tiny = tiny_models.MODELS[model]
+    wrap = [sealing(tmp_path)] if sealed else []
     return lives.World(
         tiny=attrs.evolve(tiny, engine={**tiny.engine, **engine}),
         model=tiny_models.make(model, tmp_path),
@@ -65,11 +72,24 @@ def world_of(
             "core": {"observers": ["journal"]},
             "observers": {"journal": {"dir": str(tmp_path / "journal")}},
             "backends": {
-                "near": {"plugin": "file", "root": str(tmp_path / "near")},
-                "far": far or {"plugin": "file", "root": str(tmp_path / "far")},
+                "near": {
+                    "plugin": "file",
+                    "root": str(tmp_path / "near"),
+                    "wrap": wrap,
+                },
+                "far": far
+                or {"plugin": "file", "root": str(tmp_path / "far"), "wrap": wrap},
             },
         },
     )
+
+
+def sealing(folder: Path) -> dict[str, str]:
+    """Make keys beside the tiers; return the wrapper that uses them."""
+    keys, master = folder / "keys.json", folder / "master"
+    master.write_bytes(bytes(range(32)))
+    add_key(keys, master.read_bytes(), "default")
+    return {"name": "seal", "keys": str(keys), "master_file": str(master)}
 
 
 DRAFTED = {
@@ -82,22 +102,23 @@ DRAFTED = {
 
 
 @pytest.mark.parametrize(
-    ("model", "sidecar"),
+    ("model", "sidecar", "sealed"),
     [
-        ("window", "swa"),
-        pytest.param("recurrent", "mamba", marks=pytest.mark.long),
-        pytest.param("llama", "draft", marks=pytest.mark.long),
+        ("window", "swa", False),
+        pytest.param("window", "swa", True, marks=pytest.mark.long),
+        pytest.param("recurrent", "mamba", False, marks=pytest.mark.long),
+        pytest.param("llama", "draft", False, marks=pytest.mark.long),
     ],
 )
 def test_prompts_are_restored_from_far_and_then_from_near(
-    model: str, sidecar: str, tmp_path: Path
+    model: str, sidecar: str, *, sealed: bool, tmp_path: Path
 ) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
     drafted: dict[str, Any] = {}
     if sidecar == "draft":
         path = tiny_models.make(model, tmp_path / "of the draft")
         drafted = {**DRAFTED, "speculative_draft_model_path": str(path)}
-    world = world_of(tmp_path, model, **drafted)
+    world = world_of(tmp_path, model, sealed=sealed, **drafted)
 
     begin: list[dict[str, Any]] = [{"prompts": lives.PROMPTS}]
     if world.tiny.turns:

@@ -18,6 +18,7 @@ from vllm_lives import Lives, tokens
 from kvdock.batch import Operation
 from kvdock.journal import read_journal
 from kvdock_s3.server import local_server
+from kvdock.wrappers.key_ring import add_key
 from kvdock_segments import verify_namespace
 
 pytestmark = pytest.mark.slow
@@ -26,15 +27,34 @@ FAMILIES = ("llama", "draft", "mamba2")
 """Together they have attention pools, a draft's layers and Mamba states."""
 
 
+def sealing(folder: Path) -> dict[str, str]:
+    """Make keys beside the tiers; return the wrapper that uses them."""
+    keys, master = folder / "keys.json", folder / "master"
+    master.write_bytes(bytes(range(32)))
+    if not keys.exists():
+        add_key(keys, master.read_bytes(), "default")
+    return {"name": "seal", "keys": str(keys), "master_file": str(master)}
+
+
 def over_tiers(
-    folder: Path, journal: Path, far: dict[str, Any] | None = None
+    folder: Path,
+    journal: Path,
+    far: dict[str, Any] | None = None,
+    *,
+    sealed: bool = False,
 ) -> dict[str, Any]:
     """Return the settings of a file store near, and of one far or what is given."""
     folder.chmod(0o700)
+    wrap = [sealing(folder)] if sealed else []
     return {
         "tiers": [{"backend": "near", "promote": "always"}, "far"],
         "backends": {
-            name: {"plugin": "file", "root": str(folder / name), "free_space": "1 MiB"}
+            name: {
+                "plugin": "file",
+                "root": str(folder / name),
+                "free_space": "1 MiB",
+                "wrap": wrap,
+            }
             for name in ("near", "far")
         }
         | ({"far": far} if far else {}),
@@ -82,13 +102,16 @@ def pages_of(root: Path) -> int:
     return sum(report.good for report in reports)
 
 
+@pytest.mark.parametrize(
+    ("families", "sealed"), [(FAMILIES, False), (("llama",), True)]
+)
 def test_prompts_are_restored_from_far_and_then_from_near(
-    lives: Lives, tmp_path: Path
+    families: tuple[str, ...], *, sealed: bool, lives: Lives, tmp_path: Path
 ) -> None:
-    storage = over_tiers(tmp_path, tmp_path / "stored")
+    storage = over_tiers(tmp_path, tmp_path / "stored", sealed=sealed)
     stored = lives.run(
         "tiers-store",
-        [lives.phase(one, one, storage, rounds=2, new_tokens=16) for one in FAMILIES],
+        [lives.phase(one, one, storage, rounds=2, new_tokens=16) for one in families],
     )
     near, far = tmp_path / "near", tmp_path / "far"
     assert pages_of(near) == pages_of(far) > 0
@@ -96,15 +119,15 @@ def test_prompts_are_restored_from_far_and_then_from_near(
     for gone, used in ((near, "far"), (far, "near")):
         shutil.rmtree(gone)
         journal = tmp_path / f"from-{used}"
-        storage = over_tiers(tmp_path, journal)
+        storage = over_tiers(tmp_path, journal, sealed=sealed)
         restored = lives.run(
             f"tiers-{used}",
-            [lives.phase(one, one, storage, new_tokens=16) for one in FAMILIES],
+            [lives.phase(one, one, storage, new_tokens=16) for one in families],
         )
-        for family in FAMILIES:
+        for family in families:
             warm = stored[family]["rounds"][1]
             assert tokens(restored[family]["rounds"][0]) == tokens(warm), family
-        pools = {pool for one in FAMILIES for pool in vllm_models.FAMILIES[one].pools}
+        pools = {pool for one in families for pool in vllm_models.FAMILIES[one].pools}
         found = loads(journal)
         assert {pool for tier, pool in found if tier == used} == pools, found
         assert {tier for tier, _ in found} == {used}, found

@@ -163,6 +163,11 @@ class BucketStore:
         del asked
         return {RetentionAnswer.UNSUPPORTED: len(pages)}
 
+    def delete(self, pages: Sequence[StoredPage]) -> int:
+        """Delete objects; return how many are gone."""
+        self._delete([page.key for page in pages])
+        return len(pages)
+
     def take(self, page: StoredPage, data: bytes) -> bool:
         """Store an object; return whether it can be read again, right."""
         try:
