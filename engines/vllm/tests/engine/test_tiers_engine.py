@@ -17,8 +17,8 @@ from vllm_lives import Lives, tokens
 
 from kvdock.batch import Operation
 from kvdock.journal import read_journal
-from kvdock_s3.server import local_server
 from kvdock.wrappers.key_ring import add_key
+from kvdock_s3.server import local_server
 from kvdock_segments import verify_namespace
 
 pytestmark = pytest.mark.slow
