@@ -26,7 +26,8 @@ AUDITED = "kvdock-audit-"
 engines do not store its pages, as no other request could find them."""
 
 _request: ContextVar[str] = ContextVar("kvdock_request", default="")
-_tenant: ContextVar[int] = ContextVar("kvdock_tenant", default=0)
+TENANT: ContextVar[int] = ContextVar("kvdock_tenant", default=0)
+"""The number of the tenant that the calls of a context store pages for."""
 
 
 @contextmanager
@@ -56,16 +57,11 @@ def stored_for(tenant: int) -> Iterator[None]:
         tenant: Its number, see `kvdock.config.tenants`; 0 for that of the
             attachment's salt.
     """
-    token = _tenant.set(tenant)
+    token = TENANT.set(tenant)
     try:
         yield
     finally:
-        _tenant.reset(token)
-
-
-def current_tenant() -> int:
-    """Return the number of the tenant that this thread's call stores pages for."""
-    return _tenant.get()
+        TENANT.reset(token)
 
 
 @attrs.frozen(kw_only=True, cache_hash=True)

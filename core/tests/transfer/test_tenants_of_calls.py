@@ -13,7 +13,7 @@ from tiered import NAMES, WHERE, Tiers
 from kvdock.batch import Operation
 from kvdock.config.tenants import read_tenants
 from kvdock.errors import KvdockError
-from kvdock.events import current_tenant, stored_for
+from kvdock.events import TENANT, stored_for
 from kvdock.transfer.manager import TransferManager
 
 TENANTS = read_tenants({"acme": {"salt": "salt-of-acme"}, "bell": {"salt": "b"}})
@@ -45,7 +45,7 @@ def test_every_tier_hears_whose_pages_it_stores(tiers: Tiers) -> None:
         tiers.put()
     assert tiers.cache.wait_idle(30)
     assert stored(near) == stored(far) == [ACME]
-    assert current_tenant() == 0
+    assert TENANT.get() == 0
     # A copy that is made nearer, for the tenant that loads.
     near.objects.clear()
     near.calls.clear()

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Operation, Outcome
-from kvdock.events import PagesCopied, current_tenant, stored_for
+from kvdock.events import TENANT, PagesCopied, stored_for
 from kvdock.retention import CallTimes, Retention
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
@@ -80,7 +80,7 @@ class Copy:
     promoted: bool = False
     others: Sequence[RowMover] = ()
     keep_until: int = 0
-    tenant: int = attrs.field(factory=current_tenant)
+    tenant: int = attrs.field(factory=TENANT.get)
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
-from kvdock.events import current_tenant
+from kvdock.events import TENANT
 from kvdock.plugin.manifest import Support
 from kvdock.resilience.executor import TaskAbandoned
 
@@ -138,7 +138,7 @@ class BatchTransfer:
         """Return the batch that moves these pages from or to memory."""
         batch = (self.operation, self.keys, addresses, sizes, self.deadline_s)
         asked = self.times.asked if self.times is not None and self.retention else None
-        tenant = current_tenant() if self.operation is Operation.PUT else 0
+        tenant = TENANT.get() if self.operation is Operation.PUT else 0
         if not asked:
             return Batch(*batch, self.pool, gate, tenant=tenant)
         ends = np.full(len(self.keys), asked.expire_at, np.int64)
