@@ -233,8 +233,8 @@ class KeyRing:
         self._path, self._master = path, master
         self._looked_s = float("-inf")
         self._seen: object = None
-        self._entries: Mapping[int, _Entry] | None = None
-        self._opened: dict[int, DataKey] = {}
+        # Together: a key of entries that are old by now must not be kept for new ones.
+        self._state: tuple[Mapping[int, _Entry], dict[int, DataKey]] | None = None
 
     def sealing(self, tenant: str) -> DataKey:
         """Return the key with which new objects of a tenant are sealed.
@@ -266,7 +266,7 @@ class KeyRing:
         Raises:
             KeyUnusableError: If it is not there or cannot be used.
         """
-        entries, opened = self._current(), self._opened
+        entries, opened = self._current()
         found = opened.get(number)
         if found is None:
             entry = entries.get(number)
@@ -278,18 +278,19 @@ class KeyRing:
 
     def _mine(self, tenant: str) -> list[int]:
         """Return the numbers of a tenant's keys."""
-        entries = self._current().values()
-        return [one.number for one in entries if one.tenant == tenant]
+        entries, _ = self._current()
+        return [one.number for one in entries.values() if one.tenant == tenant]
 
-    def _current(self) -> Mapping[int, _Entry]:
-        """Return the entries, as the file has them now."""
+    def _current(self) -> tuple[Mapping[int, _Entry], dict[int, DataKey]]:
+        """Return the entries, as the file has them now, and those that are opened."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= _CHECK_S:
             self._look()
             self._looked_s = now_s
-        if self._entries is None:
+        state = self._state
+        if state is None:
             raise KeyUnusableError(KeyProblem.UNREADABLE)
-        return self._entries
+        return state
 
     def _look(self) -> None:
         """Read the file again if it is another one."""
@@ -301,9 +302,9 @@ class KeyRing:
             entries = {one.number: one for one in _read(self._path)}
         except (OSError, KvdockError):
             # What cannot be read may say that a key is destroyed.
-            self._seen, self._entries, self._opened = None, None, {}
+            self._seen, self._state = None, None
             return
-        self._seen, self._entries, self._opened = seen, entries, {}
+        self._seen, self._state = seen, (entries, {})
 
 
 def _read(path: Path) -> list[_Entry]:
