@@ -243,7 +243,7 @@ def counts_until_it_is_gone_twice(*_: Any) -> None:
 
 
 def evicts_the_innocent(_index: Any, _rows: Any, may_go: Any, _over: Any) -> Any:
-    """Take the coldest pages, whoever has them."""
+    """Take the coldest pages, of any tenant."""
     return np.zeros(len(may_go), np.bool_)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from kvdock.units import format_bytes
 from kvdock_segments.cleanup import collect_garbage
 from kvdock_segments.eviction import (
-    NOBODY,
+    NONE_ABOVE,
     EvictionPlan,
     OtherPools,
     cold_slots,
@@ -654,7 +654,7 @@ class SegmentAllocator:
             False if that frees no slot: then the segment is released.
         """
         with self.releasing(folder, segment):
-            over = self._over(folder) if plan.spares else NOBODY
+            over = self._over(folder) if plan.spares else NONE_ABOVE
             with self.lock:
                 rows = segment.rows
                 gone = cold_slots(self.index, rows, plan, before_ns, over)

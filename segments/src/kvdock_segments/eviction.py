@@ -29,7 +29,7 @@ _SHARE = 32
 """Of how many pages one is planned to go. Where a request is a quarter of the store,
 as in agentic sessions, a 16th costs 2.3 % of what is restored, a 32nd .9 % and a 64th
 .2 %; a 32nd makes up to 1.6 times the system calls of a 16th, a 64th over 3 times."""
-NOBODY: Mapping[int, int] = MappingProxyType({})
+NONE_ABOVE: Mapping[int, int] = MappingProxyType({})
 _YIELD = 8
 """Of how many slots one has to be freed for a segment to be worth claiming."""
 
@@ -58,7 +58,7 @@ def plan_eviction(
     writable: BoolArray,
     wanted: int,
     before_ns: int,
-    over: Mapping[int, int] = NOBODY,
+    over: Mapping[int, int] = NONE_ABOVE,
 ) -> EvictionPlan | None:
     """Plan which pages go next.
 
@@ -144,7 +144,7 @@ def cold_slots(
     rows: RowRange,
     plan: EvictionPlan,
     before_ns: int,
-    over: Mapping[int, int] = NOBODY,
+    over: Mapping[int, int] = NONE_ABOVE,
 ) -> Int64Array:
     """Return the slots of a segment whose pages are to go, ascending.
 

@@ -50,7 +50,7 @@ class Claim:
 
     Args:
         capability: The field of the manifest.
-        declared: The grade or the scope; "" for a fault, which nobody declares.
+        declared: The grade or the scope; "" for a fault, which no manifest declares.
         kind: The kind of pool that it is about; None for all of them.
         beyond: It is about more than one process and its store.
     """

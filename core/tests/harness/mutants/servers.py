@@ -59,7 +59,7 @@ class FireAndForget(ServerMutant):
 class RefusedIsStored(ServerMutant):
     """Does not look at what a server answered to a PUT."""
 
-    image_of = "Redis: READONLY and OOM are answers, and nobody read them"
+    image_of = "Redis: READONLY and OOM are answers, and no one read them"
     caught_by = "test_a_store_that_refuses_is_a_miss_in_time_and_comes_back"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
