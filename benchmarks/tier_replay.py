@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,7 @@ from kvdock_cli.simulation.traces import Trace, read_trace
 
 if TYPE_CHECKING:
     from kvdock import AttachConfig, Manifest
+    from kvdock.plugin import InnerStore
 
 TIERS = ("memory", "disk", "far")
 SHARES = (0.02, 0.1, 1.0)
@@ -103,14 +104,14 @@ class Throttle:
 
     def wrap(
         self,
-        open_inner: Callable[[Region], PoolStore],
+        inner: InnerStore,
         pool: PoolSpec,
         region: Region,
         config: AttachConfig,
     ) -> PoolStore:
         """Make the store of one pool slow."""
         del pool, config
-        return _Slow(open_inner(region), self)
+        return _Slow(inner.open(region), self)
 
     def wait(self, nbytes: int, began_s: float) -> None:
         """Wait until a batch would have come from afar."""

@@ -11,12 +11,27 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvdock import (
+    Attachment,
+    Backend,
+    Dock,
+    DType,
+    Namespace,
+    PoolSpec,
+    Region,
+    Shard,
+)
 from kvdock.plugin.wrapper import wrapped_plugin
+from kvdock.pools import Part, Per
 from kvdock.testing.loading import load_backend
 from kvdock.wrappers.key_ring import add_key
 from kvdock.wrappers.seal import Seal, SealSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvdock.plugin.discovery import LoadedPlugin
 
 _PLACE = "TESTS_OF_KVDOCK_KEYS"
@@ -42,7 +57,54 @@ def sealed(plugin: str, around: Seal | None = None) -> LoadedPlugin:
 
 def __getattr__(name: str) -> LoadedPlugin:
     """Make one: `sealed:file`, `sealed:folder`."""
-    known = {"file": "file", "folder": "reference:folder", "memory": "reference:memory"}
+    known = {"folder": "reference:folder", "memory": "reference:memory"}
+    known |= {one: one for one in ("file", "hf3fs", "mooncake", "nixl", "s3")}
     if name not in known:
         raise AttributeError(name)
     return sealed(known[name])
+
+
+def check_round_trip(plugin: str, settings: Mapping[str, object]) -> None:
+    """Store sealed pages, load them by another attachment, and by one without keys.
+
+    Args:
+        plugin: An installed backend.
+        settings: Its settings.
+    """
+    pages, page_bytes = 8, 64 << 10
+    names = [f"{page:064x}" for page in range(pages)]
+    part = Part("kv", DType.U8, (page_bytes,), per=Per.PAGE)
+    pool = PoolSpec(
+        name="kv", kind="mla", parts=(part,), layers=(0,), page_tokens=1, anchor=True
+    )
+    wanted = np.random.default_rng(5).integers(0, 256, (pages, page_bytes), np.uint8)
+
+    def opened(memory: object, backend: LoadedPlugin) -> Attachment:
+        dock = Dock({plugin: Backend(backend)})
+        return Attachment.open(
+            dock,
+            dock.plan([pool], Shard(), [plugin], settings={plugin: settings}),
+            Namespace(model="sealed"),
+            {"kv": Region.of(pool, Shard(), (memory,), pages)},
+            {plugin: settings},
+        )
+
+    own = {"kv": np.arange(pages)}
+    with opened(wanted.copy(), sealed(plugin)) as cache:
+        assert "sealed" in cache.plan.explain()
+        assert cache.put(names, own).pages == pages
+    found = np.zeros_like(wanted)
+    with opened(found, sealed(plugin)) as cache:
+        assert cache.exists(names).best == pages
+        assert cache.get(names, own).pages == pages
+        assert np.array_equal(found, wanted)
+    with tempfile.TemporaryDirectory() as empty:
+        other = SealSettings(
+            keys=Path(empty) / "keys.json",
+            master_file=Path(os.environ[_PLACE]) / "master",
+        )
+        add_key(other.keys, bytes(range(32)), "default")
+        found[:] = 0
+        with opened(found, sealed(plugin, Seal(other))) as cache:
+            assert cache.get(names, own).pages == 0
+            assert not found.any()

@@ -66,8 +66,8 @@ class Notes:
     def manifest(self, inner: Manifest) -> Manifest:
         return attrs.evolve(inner, zero_copy=Support.EMULATED)
 
-    def wrap(self, open_inner: Any, _: object, region: Any, *__: object) -> PoolStore:
-        return Noted(open_inner(region), self.found)
+    def wrap(self, inner: Any, _: object, region: Any, *__: object) -> PoolStore:
+        return Noted(inner.open(region), self.found)
 
 
 def wrapped(plugin: object, *notes: Notes) -> tuple[Backend, Any]:

@@ -19,11 +19,11 @@ from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, s
 
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
 from kvdock.config.tenants import read_tenants, salt_digest, tenant_number
-from kvdock.errors import PluginError
 from kvdock.namespace import Namespace
-from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock.plugin.manifest import Support
 from kvdock.plugin.validation import ContractViolation
+from kvdock.plugin.wrapper import InnerStore
 from kvdock.stores import verify_object
 from kvdock.wrappers import key_ring, seal
 from kvdock.wrappers.key_ring import DataKey, KeyRing, Subkey, add_key, destroy_keys
@@ -232,7 +232,11 @@ class Held:
 
 
 def one_object(
-    keys: Path, inner: Held, tenant: str = "default", namespace: str = "n" * 64
+    keys: Path,
+    inner: Any,
+    tenant: str = "default",
+    namespace: str = "n" * 64,
+    allocate: Any = lambda _: None,
 ) -> Any:
     """Return a sealing store for objects of 64 bytes, and memory of one."""
     engine = Engine(core=patient())
@@ -241,7 +245,12 @@ def one_object(
     around = Seal(SealSettings(keys=keys, buffers=1))
     listed = read_tenants({"guest": {"salt": "g"}})
     config = AttachConfig(tenant=tenant, tenants=listed, namespace=namespace)
-    store = around.wrap(lambda _: inner, attention(), region, config)
+    store = around.wrap(
+        InnerStore(inner if callable(inner) else lambda _: inner, allocate),
+        attention(),
+        region,
+        config,
+    )
     return store, np.arange(64, dtype=np.uint8)
 
 
@@ -300,13 +309,57 @@ def test_a_backend_that_says_ok_and_loads_nothing_is_found(keys: Path) -> None:
     assert got.outcomes.tolist() == [Outcome.CORRUPT]
 
 
-def test_a_backend_that_reaches_only_its_own_memory_is_rejected(keys: Path) -> None:
+def test_a_backend_that_reaches_only_its_own_memory_lends_it(keys: Path) -> None:
     around = Seal(SealSettings(keys=keys))
     manifest = Shelf().kvdock_manifest()
     assert around.manifest(manifest).sealed
     own = attrs.evolve(manifest, host_allocator=Support.NATIVE)
-    with pytest.raises(PluginError, match="only memory that it brings"):
-        around.manifest(own)
+    assert not around.manifest(own).host_allocator
+    lent: list[bytearray] = []
+    back: list[str] = []
+
+    def allocate(nbytes: int) -> HostMemory:
+        lent.append(bytearray(nbytes))
+        return HostMemory(lent[0], lambda: back.append("memory"))
+
+    class Closing(Held):
+        def close(self) -> None:
+            back.append("store")
+
+    inner = Closing()
+    store, memory = one_object(keys, inner, allocate=allocate)
+    assert store.run(batch_of(Operation.PUT, memory)).ok.all()
+    start = np.frombuffer(lent[0], np.uint8).ctypes.data
+    at = int(inner.batches[0].addresses[0, 0])
+    assert start <= at <= start + len(lent[0]) - 104
+    store.close()
+    # A store may use its memory until it is closed.
+    assert back == ["store", "memory"]
+
+
+def test_memory_of_a_backend_goes_back_where_its_store_cannot_be_opened(
+    keys: Path,
+) -> None:
+    back: list[int] = []
+
+    def broken(_: object) -> Any:
+        raise OSError
+
+    def allocate(nbytes: int) -> HostMemory:
+        return HostMemory(bytearray(nbytes), lambda: back.append(nbytes))
+
+    with pytest.raises(OSError):  # noqa: PT011 - the store's own
+        one_object(keys, broken, allocate=allocate)
+    assert len(back) == 1
+
+
+def test_a_forked_child_touches_no_memory_of_its_parent(keys: Path) -> None:
+    inner = Held()
+    store, memory = one_object(keys, inner)
+    store._guard._pid += 1  # as a child would see it
+    found = store.run(batch_of(Operation.PUT, memory))
+    assert found.outcomes.tolist() == [Outcome.UNAVAILABLE]
+    assert not inner.batches
 
 
 class Kept(Held):

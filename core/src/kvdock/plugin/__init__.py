@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.trial import TRIAL_S as TRIAL_S
     from kvdock.plugin.trial import try_each as try_each
     from kvdock.plugin.validation import LoadStage as LoadStage
+    from kvdock.plugin.wrapper import InnerStore as InnerStore
     from kvdock.plugin.wrapper import Wrapper as Wrapper
     from kvdock.plugin.wrapper import Wrapping as Wrapping
     from kvdock.plugin.wrapper import build_wrappers as build_wrappers

@@ -22,6 +22,7 @@ import pluggy
 
 from kvdock.errors import SettingsError
 from kvdock.plugin import hookspecs
+from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import (
     LoadedPlugin,
     list_entry_points,
@@ -42,7 +43,7 @@ from kvdock.plugin.validation import DEFAULTS, OBSERVER_PREFIX
 if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
     from kvdock.geometry.region import Region
-    from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.plugin.hookspecs import AttachConfig, HostMemory
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.spec import PoolSpec
 
@@ -59,6 +60,21 @@ _BEFORE = (
 _OPENING = frozenset({"kvdock_manifest", "kvdock_register_pool", *_BEFORE})
 
 
+@attrs.frozen(eq=False)
+class InnerStore:
+    """The store of one pool that a wrapper is put around, before it is opened.
+
+    Args:
+        open: Opens it for some memory: that of the core, or memory of the wrapper
+            through which it moves pages.
+        allocate: Allocates memory for that which the backend reaches, to the byte;
+            None where any memory will do. Give it back once the store is closed.
+    """
+
+    open: Callable[[Region], PoolStore]
+    allocate: Callable[[int], HostMemory | None]
+
+
 class Wrapping(Protocol):
     """A wrapper with its settings, around one backend."""
 
@@ -67,7 +83,7 @@ class Wrapping(Protocol):
 
     def wrap(
         self,
-        open_inner: Callable[[Region], PoolStore],
+        inner: InnerStore,
         pool: PoolSpec,
         region: Region,
         config: AttachConfig,
@@ -75,8 +91,7 @@ class Wrapping(Protocol):
         """Open the store of one pool, and put a store around it.
 
         Args:
-            open_inner: Opens it for some memory: `region`, or memory of the wrapper
-                through which it moves pages.
+            inner: The store.
             pool: The pool.
             region: The memory that the core moves pages from and to.
             config: The configuration of the backend.
@@ -148,6 +163,9 @@ def wrapped_plugin(
     for _, wrapping in wrappings:
         manifest = wrapping.manifest(manifest)
     own = plugin.implemented - plugin.defaults
+    before = set(_BEFORE) & own
+    if not manifest.host_allocator:
+        before.discard("kvdock_allocate")  # a wrapper asks for what it needs
 
     @hookimpl
     def kvdock_manifest() -> Manifest:
@@ -168,13 +186,15 @@ def wrapped_plugin(
     ) -> PoolStore:
         opened: Callable[[Region], PoolStore] = partial(open_plain, pool, config)
         for _, wrapping in wrappings:
-            opened = partial(_open_around, wrapping, opened, pool, config)
+            allocate = partial(Backend(plugin).allocate, config=config)
+            around = InnerStore(opened, allocate)
+            opened = partial(_open_around, wrapping, around, pool, config)
         return opened(region)
 
     hooks: dict[str, Callable[..., object]] = {
         "kvdock_manifest": kvdock_manifest,
         "kvdock_register_pool": kvdock_register_pool,
-        **{name: _function(plugin, name) for name in _BEFORE if name in own},
+        **{name: _function(plugin, name) for name in sorted(before)},
     }
     defaults = default_hooks(manifest, frozenset(hooks))
     manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -193,12 +213,12 @@ def wrapped_plugin(
 
 def _open_around(
     wrapping: Wrapping,
-    open_inner: Callable[[Region], PoolStore],
+    inner: InnerStore,
     pool: PoolSpec,
     config: AttachConfig,
     region: Region,
 ) -> PoolStore:
-    return wrapping.wrap(open_inner, pool, region, config)
+    return wrapping.wrap(inner, pool, region, config)
 
 
 def _declared(plugin: LoadedPlugin) -> Manifest:

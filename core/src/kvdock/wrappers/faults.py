@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import AttachConfig
     from kvdock.plugin.manifest import Manifest
     from kvdock.plugin.store import PeerMemory, PoolStore
+    from kvdock.plugin.wrapper import InnerStore
     from kvdock.pools.spec import PoolSpec
 
 
@@ -108,14 +109,14 @@ class FaultInjector:
 
     def wrap(
         self,
-        open_inner: Callable[[Region], PoolStore],
+        inner: InnerStore,
         pool: PoolSpec,
         region: Region,
         config: AttachConfig,
     ) -> PoolStore:
         """Put faults between the core and the store of one pool."""
         del pool
-        return _FaultyStore(open_inner(region), self, config.shard.tp_rank)
+        return _FaultyStore(inner.open(region), self, config.shard.tp_rank)
 
     def run(
         self, batch: Batch, rank: int, inner: Callable[[Batch], BatchResult]

@@ -24,13 +24,12 @@ from kvdock.batch import BatchResult, Operation, Outcome
 from kvdock.config import fields
 from kvdock.config.fields import count, option
 from kvdock.config.tenants import NO_TENANT
-from kvdock.errors import PluginError
 from kvdock.geometry.region import Block, Region
 from kvdock.plugin.manifest import Support
 from kvdock.plugin.store import StoreWrapper
 from kvdock.plugin.wrapper import Wrapper
 from kvdock.pools.objects import TRAILER_BYTES
-from kvdock.synchronization import new_condition, remaining_s
+from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 from kvdock.throttled_log import ThrottledLog
 from kvdock.wrappers.key_ring import (
     NONCE_BYTES,
@@ -47,9 +46,10 @@ if TYPE_CHECKING:
 
     from kvdock.arrays import ByteArray, Int64Array, OutcomeArray
     from kvdock.batch import Batch
-    from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.plugin.hookspecs import AttachConfig, HostMemory
     from kvdock.plugin.manifest import Manifest
     from kvdock.plugin.store import PoolStore
+    from kvdock.plugin.wrapper import InnerStore
     from kvdock.pools.spec import PoolSpec
 
 _HEAD = struct.Struct("<cBHII")
@@ -97,12 +97,6 @@ class Seal:
 
     def manifest(self, inner: Manifest) -> Manifest:
         """Declare that pages are copied, sealed and proven here."""
-        if inner.host_allocator:
-            raise PluginError(
-                f"{inner.name!r} reaches only memory that it brings, and sealed pages "
-                "pass through other memory",
-                fix="Leave the wrapper 'seal' out, or choose another backend.",
-            )
         kinds = {
             kind: attrs.evolve(one, multi_buffer=Support.NATIVE)
             for kind, one in inner.kinds.items()
@@ -115,6 +109,8 @@ class Seal:
             integrity=Support.NATIVE,
             zero_copy=Support.EMULATED,
             memory_registration=Support.NO,
+            host_allocator=Support.NO,
+            fork_safe=Support.NO,
             gated_get=Support.NATIVE,
             gated_put=Support.NATIVE,
             direct_transfer=Support.NO,
@@ -123,20 +119,24 @@ class Seal:
 
     def wrap(
         self,
-        open_inner: Callable[[Region], PoolStore],
+        inner: InnerStore,
         pool: PoolSpec,
         region: Region,
         config: AttachConfig,
     ) -> PoolStore:
         """Open the store of one pool for memory of this wrapper."""
         if not pool.physical:
-            return open_inner(region)  # there are no bytes to seal
-        buffers = _Buffers(region, self.settings)
-        inner = open_inner(buffers.region)
+            return inner.open(region)  # there are no bytes to seal
+        buffers = _Buffers(region, self.settings, inner.allocate)
+        try:
+            store = inner.open(buffers.region)
+        except BaseException:
+            buffers.close()
+            raise
         # Requests of one engine may be those of several tenants.
         names = {**config.tenants.names, NO_TENANT: config.tenant}
         return SealedStore(
-            inner, buffers, self.ring, names, config.namespace, pool.name
+            store, buffers, self.ring, names, config.namespace, pool.name
         )
 
 
@@ -146,18 +146,29 @@ class _Buffers:
     Args:
         region: The memory that plain objects are moved from and to.
         settings: How much of it there is.
+        allocate: Returns memory that the backend reaches; None where any will do.
     """
 
-    def __init__(self, region: Region, settings: SealSettings) -> None:
+    def __init__(
+        self,
+        region: Region,
+        settings: SealSettings,
+        allocate: Callable[[int], HostMemory | None],
+    ) -> None:
         each = len(region.objects)
         largest = int(region.object_bytes.max()) + TRAILER_BYTES
         self.slot_bytes = -(-largest // _PAGE) * _PAGE
         pages = max(1, settings.buffer_bytes // (self.slot_bytes * each))
         self.rows = pages * each
         self._nbytes = self.rows * self.slot_bytes
-        # Memory that was never touched costs address space only.
-        raw = np.zeros(settings.buffers * self._nbytes + _PAGE, np.uint8)
-        memory = raw[-raw.ctypes.data % _PAGE :][: settings.buffers * self._nbytes]
+        total = settings.buffers * self._nbytes
+        self._loan = allocate(total + _PAGE)
+        if self._loan is None:
+            # Memory that was never touched costs address space only.
+            raw = np.zeros(total + _PAGE, np.uint8)
+        else:
+            raw = np.frombuffer(self._loan.buffer, np.uint8)
+        memory = raw[-raw.ctypes.data % _PAGE :][:total]
         self._free = list(np.split(memory, settings.buffers))
         self._lock, self._changed = new_condition()
         starts = memory.ctypes.data + self.slot_bytes * np.arange(each)
@@ -188,6 +199,11 @@ class _Buffers:
             self._free.append(memory)
             self._changed.notify()
 
+    def close(self) -> None:
+        """Give the backend's memory back; no store may use it any more."""
+        if self._loan is not None:
+            self._loan.give_back()
+
 
 class SealedStore(StoreWrapper):
     """A store whose objects are sealed.
@@ -216,10 +232,14 @@ class SealedStore(StoreWrapper):
         self._tenants, self._namespace, self._pool = tenants, namespace, pool
         self._bound = namespace.encode() + b"\0"
         self._salt, self._salted = 0, _SALT_OBJECTS
+        self._guard = ProcessGuard()
         self._log = ThrottledLog()
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch; without a usable key every page is a miss."""
+        if self._guard.forked:
+            # The parent may be using the same memory of a backend, and the same salt.
+            return BatchResult.all(batch, Outcome.UNAVAILABLE)
         if batch.operation not in _ASKS:
             return self.inner.run(batch)
         key, own = None, self._tenants[NO_TENANT]
@@ -238,6 +258,11 @@ class SealedStore(StoreWrapper):
             return self._move(batch, key)
         starts = range(0, len(batch), most)
         return _joined([self._move(batch.part(at, at + most), key) for at in starts])
+
+    def close(self) -> None:
+        """Close the store, and give back the memory that it reached."""
+        self.inner.close()
+        self._buffers.close()
 
     def _move(self, batch: Batch, key: DataKey | None) -> BatchResult:
         """Move as many objects as one buffer has room for."""
