@@ -16,7 +16,7 @@ class TestHiCacheFile(BackendContract):
     plugin = "hicache"
     large_objects = False
 
-    @pytest.fixture(params=["generic", "v2"])
+    @pytest.fixture(params=["generic", pytest.param("v2", marks=pytest.mark.long)])
     def config(
         self, request: pytest.FixtureRequest, tmp_path: Path
     ) -> Mapping[str, object]:
