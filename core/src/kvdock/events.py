@@ -128,7 +128,8 @@ class PagesAnswered:
         outcomes: uint8 (n,), an `Outcome` for each; of a clear one.
         held_back: Why no backend was asked: "breaker" for one that is open, "queue"
             for a full queue of transfers, "expired" where their time is over, "pays"
-            where the rest of a load is sooner computed; else "".
+            where the rest of a load is sooner computed, "key" where what is sealed
+            cannot be opened; else "".
         slice_name: Which part of each page this process has, as a coordinate: ranks
             that divide a page in other ways store other objects.
         request: The engine's request, where that is known.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,9 @@ from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, s
 
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
 from kvdock.config.tenants import read_tenants, salt_digest, tenant_number
+from kvdock.events import requested_by
+from kvdock.journal import Cause, explain, read_journal
+from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.namespace import Namespace
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock.plugin.manifest import Support
@@ -176,6 +180,26 @@ def test_keys_rotate_without_losing_pages_and_a_destroyed_one_takes_its_own(
         assert engine.shelf.objects == before
         assert destroy_keys(keys, "default") == 1
         assert (loaded(engine, new) == Outcome.REFUSED).all()
+
+
+@pytest.mark.parametrize("keys_left", [0, 1])
+def test_a_journal_says_that_a_key_is_missing(
+    keys: Path, tmp_path: Path, keys_left: int
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path / "journal"))
+    engine = sealed(keys, observers=[journal])
+    with engine.attachment:
+        names = stored(engine)
+        for _ in range(keys_left):  # with another key, pages are found, and not loaded
+            add_key(keys, MASTER, "default")
+        destroy_keys(keys, "default", 1)
+        with requested_by("r"):
+            engine.attachment.exists(names)
+            engine.attachment.get(names, engine.where(range(len(names))))
+        assert journal.flush(10)
+    answer = explain(partial(read_journal, tmp_path / "journal"), request="r")
+    assert answer.pools[0].causes == {Cause.KEY: len(names)}
+    assert "it is sealed, and its key is missing" in answer.verdict
 
 
 def test_each_tenant_has_a_key_of_its_own(keys: Path) -> None:

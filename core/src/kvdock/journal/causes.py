@@ -68,6 +68,7 @@ class Cause(StrictEnum):
     RATE_LIMIT = "rate_limit"
     TOO_SHORT = "too_short"
     PAYS = "pays"
+    KEY = "key"
 
     @property
     def what(self) -> str:
@@ -90,6 +91,7 @@ _CAUSES: Mapping[str, Cause] = MappingProxyType(
     {
         "breaker": Cause.BREAKER_OPEN,
         "expired": Cause.EXPIRED,
+        "key": Cause.KEY,
         "pays": Cause.PAYS,
         "queue": Cause.QUEUE_FULL,
         "refused": Cause.DECLINED,
@@ -105,6 +107,8 @@ _CAUSES: Mapping[str, Cause] = MappingProxyType(
 def _cause_of(outcome: str, held_back: str) -> Cause:
     if held_back == "full" and outcome == "refused":
         return Cause.QUOTA
+    if held_back == "key" and outcome != "refused":
+        return _CAUSES.get(outcome, Cause.FAILED)
     if held_back == "queue" and outcome == "unavailable":
         return Cause.UNREACHABLE  # the transfers had been closed
     return _CAUSES.get(held_back) or _CAUSES.get(outcome, Cause.FAILED)

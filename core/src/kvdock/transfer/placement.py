@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kvdock.transfer.page_events import PageEvents
 
 _OK = int(Outcome.OK)
+_REFUSED = int(Outcome.REFUSED)
 """A plain number: comparing an array with a member takes numpy microseconds."""
 _ABSENT = int(Outcome.ABSENT)
 _TIMEOUT = int(Outcome.TIMEOUT)
@@ -434,6 +435,9 @@ class Placement:
         expire_at: int = 0,
     ) -> None:
         """Tell observers of pages what became of some; see `PagesAnswered`."""
+        asks = operation in (Operation.EXISTS, Operation.GET)
+        if asks and self.channel.backend.manifest.sealed and _REFUSED in outcomes:
+            held_back = held_back or "key"
         event = PagesAnswered(
             backend=self.backend,
             pool=self.pool.name,
