@@ -43,6 +43,7 @@ pytestmark = pytest.mark.skipif(
 ENGINE = """
 import sys, time
 from kvdock.batch import Operation, Outcome
+from kvdock.capacity import TenantUse
 from kvdock.events import *
 from kvdock.observers.metrics import Metrics
 
@@ -61,7 +62,8 @@ tell(BreakerMoved(backend="b", operation=Operation.GET, state="open"))
 tell(CallsBehind(backend="b", calls=3))
 tell(MemoryHeld(backend="b", batches=2))
 tell(PagesHeld(pool="kv", pages=8, leased=2))
-tell(StoreFilled(backend="b", used_bytes=99, limit_bytes=100))
+room = {"acme": TenantUse(used_bytes=9, quota_bytes=10, promised_bytes=1)}
+tell(StoreFilled(backend="b", used_bytes=99, limit_bytes=100, tenants=room))
 tell(SlotsExpected(pool="kv", expected=4, held=1, landing_bytes=9, landing_used=1))
 while True:
     tell(RowsSent(pool="kv", rows=8, descriptors=2))

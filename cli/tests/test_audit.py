@@ -132,9 +132,10 @@ def test_requests_keep_to_the_rate(audit: Audit) -> None:
         return sound(asked)
 
     with serving("sglang", timed) as (url, _):
-        audit(url, "--rate", 20)
+        audit(url, "--rate", 10)
     assert len(times) == 6
-    assert times[-1] - times[0] >= 5 / 20 * 0.99
+    # The first one may reach a busy server late; without a rate all take milliseconds.
+    assert times[-1] - times[0] >= 5 / 10 * 0.7
 
 
 def test_an_address_without_an_engine_is_said(audit: Audit) -> None:

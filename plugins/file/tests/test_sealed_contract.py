@@ -19,6 +19,9 @@ class SealedOracle(FileOracle):
         data = super().peek(key)
         return data and data[:-TRAILER_BYTES]
 
+    def resize(self, key: str, nbytes: int) -> None:
+        super().resize(key, nbytes + TRAILER_BYTES)
+
 
 class TestSealedFile(BackendContract):
     plugin = "sealed:file"
