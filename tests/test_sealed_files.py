@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PAGES, PAGE_BYTES = 24, 4096
 MASTER = bytes(range(200, 232))
-SALTS = {"acme": "the-salt-of-acme", "": "a-salt-that-nobody-lists"}
+SALTS = {"acme": "the-salt-of-acme", "": "a-salt-that-is-not-listed"}
 """Of a tenant that the operator lists, and of one that is not listed."""
 
 

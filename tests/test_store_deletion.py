@@ -125,7 +125,7 @@ def test_what_is_old_goes_from_all_tiers(
 def test_a_tenant_that_is_not_listed_deletes_nothing(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for given in ({"tenant": "nobody"}, {"keys": root / "k", "older": "0 s"}):
+    for given in ({"tenant": "stranger"}, {"keys": root / "k", "older": "0 s"}):
         with pytest.raises(UsageProblem):
             removed(capsys, root, **given)
     assert pages(root, "") == PAGES

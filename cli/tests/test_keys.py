@@ -63,7 +63,7 @@ def test_what_makes_no_sense_is_refused_and_shows_no_key(
     with pytest.raises(UsageProblem, match="what to rotate"):
         keys.rotate(file, "acme", new_master_file=file)
     with pytest.raises(UsageProblem, match="no key of tenant"):
-        keys.rotate(file, "nobody")
+        keys.rotate(file, "stranger")
     with pytest.raises(UsageProblem, match="no terminal"):
         keys.destroy(file, "acme")
     monkeypatch.setenv("KV_MASTER_KEY", MASTER.hex()[:-2])
