@@ -55,7 +55,7 @@ REASONS = {
 """Why a block is not run, and what that means."""
 
 FENCE = re.compile(r"^( *)(`{3,}|:{3,})(.*)$")
-MARK = re.compile(r"<!-- not run: ([\w-]+) -->")
+MARK = re.compile(r"<!-- not run: (.+?) -->")
 EXAMPLE_PATHS = re.compile(r"(?<![\w/])/(?=(?:var/lib|var/cache|tmp)/)")
 COMMAND = re.compile(r"(?:^|[;&|(]\s*|\$ |! )kvdock(?= |$)([^;&|)#\n]*)", re.MULTILINE)
 INLINE = re.compile(r"(?<!`)`(kvdock(?: [^`]*)?)`")
