@@ -74,3 +74,11 @@ def test_addresses_that_are_filled_in_are_in_every_package(tmp_path: Path) -> No
         asked = [one for one in about["dependencies"] if one.startswith("kvdock")]
         assert all(one.endswith(">=0.3.0rc1,<0.4") for one in asked)
         assert about.get("entry-points") == project(path).get("entry-points")
+
+
+def test_each_folder_of_tests_is_in_one_of_the_slow_suites() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    suites = re.findall(r"^test-slow (.+)$", script, re.MULTILINE)
+    named = [folder for suite in suites for folder in suite.split()]
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+    assert sorted(named) == sorted(options["ini_options"]["testpaths"])
