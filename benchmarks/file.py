@@ -1,6 +1,6 @@
 """Measure the file backend against the machine and against its peers.
 
-Usage: python benchmarks/file.py [--dir DIR] [--disk DIR] [--sglang] [--rounds N]
+Usage: python benchmarks/file.py [--dir DIR] [--disk DIR] [--rounds N]
                                  [--name NAME] [--quick]
 
 Layer: the backend's hook and everything below it; `Attachment` is not part of it.
@@ -8,8 +8,8 @@ Pages of 64K to 4M in batches of 128, in order and at random, put and get,
 checksums on, memory warm. In memory (/dev/shm) unless a folder of a disk is
 given: then the disk's write-back is measured as well. All contenders take turns
 within one run, and a figure is the median over rounds of the ratio within a round.
-SGLang's HiCacheFile takes part with `--sglang`, which builds or finds `.venv-sglang`
-(3.4 GB), or where TESTS_OF_KVDOCK_SGLANG_PYTHON names an interpreter that has SGLang.
+SGLang's HiCacheFile takes part where `.venv-sglang` is in the checkout, which `make
+test-sglang` builds, or where TESTS_OF_KVDOCK_SGLANG_PYTHON names its interpreter.
 With `--disk` pages of 1M are also moved on a real disk: with O_DIRECT, and buffered
 with fsync at the end of each put. The last line is a JSON object; the whole of it is
 also written to benchmarks/results/NAME.json.
@@ -19,11 +19,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -40,7 +37,7 @@ from file_contenders import (
     Raw,
     Rows,
 )
-from machine import describe
+from machine import describe, sglang_python
 
 SIZES = {"64K": 64 << 10, "256K": 256 << 10, "1M": 1 << 20, "4M": 4 << 20}
 BATCH = 128
@@ -135,15 +132,6 @@ def disk_figures(where: Path, rounds: int, tables: dict[str, Any]) -> dict[str, 
     return figures
 
 
-def sglang_python() -> str:
-    """Return an interpreter that has SGLang; build it where there is none."""
-    script = Path(__file__).parents[1] / "engines/sglang/tests/environment.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout.split()[-1]
-
-
 def measure_size(
     folder: Path, page_bytes: int, rounds: int, python: str
 ) -> tuple[Seconds, int]:
@@ -222,16 +210,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="no big indexes")
     parser.add_argument("--disk", type=Path, help="folder on a real disk")
-    parser.add_argument(
-        "--sglang", action="store_true", help="build or find SGLang for HiCacheFile"
-    )
     parser.add_argument("--sizes", nargs="*", default=list(SIZES))
     args = parser.parse_args()
-    python = os.environ.get("TESTS_OF_KVDOCK_SGLANG_PYTHON") or (
-        sglang_python() if args.sglang else ""
-    )
+    python = sglang_python()
     if not python:
-        print("HiCacheFile is left out: see --sglang")
+        print("HiCacheFile is left out: `make test-sglang` brings SGLang")
     figures: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     for label in args.sizes:

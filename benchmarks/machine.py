@@ -7,6 +7,14 @@ import platform
 from datetime import UTC, datetime
 from pathlib import Path
 
+SGLANG_PYTHON = Path(__file__).parents[1] / ".venv-sglang" / "bin" / "python"
+
+
+def sglang_python() -> str:
+    """Return an interpreter that has SGLang, or "" where there is none."""
+    python = os.environ.get("TESTS_OF_KVDOCK_SGLANG_PYTHON", str(SGLANG_PYTHON))
+    return python if Path(python).exists() else ""
+
 
 def describe(folder: Path | None = None) -> dict[str, str | float]:
     """Return processor, memory, kernel, Python and file system."""

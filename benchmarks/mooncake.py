@@ -30,7 +30,7 @@ from typing import IO, Any, cast
 
 import attrs
 import numpy as np
-from machine import describe
+from machine import describe, sglang_python
 
 from kvdock import (
     Attachment,
@@ -52,7 +52,6 @@ LOOKUP_KEYS = 1024
 CHECKED = ("put_vs_raw", "get_vs_raw", "put_gb_s", "get_gb_s")
 RESULT = Path(__file__).parent / "results" / "mooncake.json"
 PREPARE = Path(__file__).with_name("mooncake_prepare.py")
-SGLANG_PYTHON = Path(__file__).parents[1] / ".venv-sglang" / "bin" / "python"
 PREPARE_ROUNDS, WARM_UP_ROUNDS = 10, 10
 """Rounds of `race_prepare` for each of the others, and how many do not count."""
 
@@ -220,9 +219,9 @@ def lookup_ms(one: Attached, rounds: int) -> float:
 @contextmanager
 def sglang_calls() -> Iterator[Callable[[str], float] | None]:
     """Lend what times a call of SGLang's own store, or None where there is none."""
-    python = os.environ.get("TESTS_OF_KVDOCK_SGLANG_PYTHON") or str(SGLANG_PYTHON)
-    if not Path(python).exists():
-        print(f"{python} is not there: no comparison with SGLang")
+    python = sglang_python()
+    if not python:
+        print("no comparison with SGLang: `make test-sglang` brings it")
         yield None
         return
     environment = os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
