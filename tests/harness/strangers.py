@@ -121,4 +121,3 @@ class Heartbeat:
         """End the thread."""
         self._ends.set()
         self._thread.join()
-        gc.unfreeze()
