@@ -54,7 +54,7 @@ class TestOwnMemory(BackendContract):
 
 
 class TestDirect(BackendContract):
-    plugin = "direct_reference:direct"
+    plugin = "peer_reference:peers"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:

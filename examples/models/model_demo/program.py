@@ -71,7 +71,7 @@ def models(  # noqa: PLR0913 - one option each
         send: Send the caches to another process instead of storing them.
         model: One kind: mha, mla, swa or mamba; else all of them.
         backend: The backend to use; else the first that keeps a directory, or with
-            --send the first that declares direct transfer. One that needs a server
+            --send the first that declares peers. One that needs a server
             may bring one for as long as this runs.
         set_: A setting of it, as KEY=VALUE; may be given several times.
         dir: Where to keep the store; else in a temporary directory.
