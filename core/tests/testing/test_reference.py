@@ -53,7 +53,7 @@ class TestOwnMemory(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
-class TestDirect(BackendContract):
+class TestPeers(BackendContract):
     plugin = "peer_reference:peers"
 
     @pytest.fixture
