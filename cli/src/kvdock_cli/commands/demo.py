@@ -51,15 +51,8 @@ def prepared(
 ) -> Iterator[Ready]:
     """Prepare a directory, settings and perhaps a server for as long as a demo runs.
 
-    Args:
-        plugin: The backend that it uses.
-        path: The backend's setting for a directory; "" for none.
-        set_: Settings, as KEY=VALUE.
-        dir: Where to keep the store; else in a temporary directory.
-        stores: Whether pages are stored, so that the backend's probe counts.
-
-    Raises:
-        KvdockError: If the backend or the directory cannot be used.
+    `path` is the backend's setting for a directory, "" for none. Where a demo only
+    sends, and `stores` nothing, the backend's probe does not count.
     """
     settings = dict(backend_settings(plugin.name, set_))
     if path in settings_of(set_):
