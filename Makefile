@@ -164,7 +164,7 @@ torture: $(STAMP) ## Run the long forms of the crash and endurance trials.
 
 torture-direct: $(STAMP) ## Send 10,000 transfers and 20,000 changed messages per backend, and stop peers for 75 s; an hour.
 	TESTS_OF_KVDOCK_REQUESTS=10000 $(BIN)/python -m pytest core/tests/peers/test_transfers.py -k healthy
-	TESTS_OF_KVDOCK_TORTURE=1 TESTS_OF_KVDOCK_DIRECT_TRANSFERS=10000 TESTS_OF_KVDOCK_DIRECT_MUTATIONS=20000 $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 plugins/nixl/tests/test_direct.py plugins/nixl/tests/test_direct_requests.py plugins/mooncake/tests/test_direct.py plugins/mooncake/tests/test_direct_requests.py -k "75_s or random_layouts or changed_messages" $(ARGS)
+	TESTS_OF_KVDOCK_TORTURE=1 TESTS_OF_KVDOCK_DIRECT_TRANSFERS=10000 TESTS_OF_KVDOCK_DIRECT_MUTATIONS=20000 $(BIN)/python -m pytest -s -o faulthandler_timeout=3600 plugins/nixl/tests/test_peers.py plugins/nixl/tests/test_peer_requests.py plugins/mooncake/tests/test_peers.py plugins/mooncake/tests/test_peer_requests.py -k "75_s or random_layouts or changed_messages" $(ARGS)
 
 trial-hf3fs-hosts: $(STAMP) ## Let two hosts of hf3fs evict, read and die with caches of 30 s; 3 minutes.
 	TESTS_OF_KVDOCK_HF3FS_REAL_TIME=180 $(BIN)/python -m pytest -s -o faulthandler_timeout=900 plugins/hf3fs/tests/test_hosts.py -k real_time $(ARGS)

@@ -1,4 +1,4 @@
-"""Measure direct transfers between two processes, for each backend.
+"""Measure transfers to peers, between two processes, for each backend.
 
 Usage: python benchmarks/direct.py [--rounds N] [--backend NAME]
 
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from kvdock.arrays import ByteArray, Int64Array
     from kvdock.peers import Offer
     from kvdock.peers.connections import Peer
-    from kvdock_mooncake.direct import EngineConnection
-    from kvdock_nixl.direct import AgentConnection
+    from kvdock_mooncake.peers import EngineConnection
+    from kvdock_nixl.peers import AgentConnection
 
 TESTS = Path(__file__).parent.parent
 HERE = str(Path(__file__).parent)
@@ -70,7 +70,7 @@ HARNESSES = [
 # are spawned import this file again, with the path that is left here.
 sys.path = [*HARNESSES, *(one for one in sys.path if one not in (HERE, *HARNESSES))]
 
-from direct_peers import (  # noqa: E402
+from peer_processes import (  # noqa: E402
     Grid,
     PeerProcess,
     Rows,
@@ -82,7 +82,7 @@ from direct_peers import (  # noqa: E402
     memory_file,
     packed,
 )
-from direct_trials import Remote, settings_of  # noqa: E402
+from peer_trials import Remote, settings_of  # noqa: E402
 from peers import settings, slots_for  # noqa: E402
 
 LAYERS, TOKENS, ROW, PAGES = 8, 64, 1152, 16
@@ -342,7 +342,7 @@ class Engine:
         name = self.backend
         dock = Dock.load(require=[name], environ={"KVDOCK_PLUGINS": name})
         plan = dock.plan(
-            [pool], Shard(), needs=RouteRequirements(direct_transfer=True),
+            [pool], Shard(), needs=RouteRequirements(peers=True),
             settings={name: self.given},
         )  # fmt: skip
         pages = REQUEST // (row * LAYERS * page_tokens)

@@ -31,3 +31,10 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     assert links
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_what_a_checkout_can_do_stands_before_what_a_release_brings() -> None:
+    first, _, released = README.partition("## Once released")
+    assert re.search(r"make demo .*\nmake test ", first)
+    assert "pip install" not in first
+    assert "pip install" in released

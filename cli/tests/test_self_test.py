@@ -8,18 +8,18 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
-from direct_reference import DirectReference, Receiver
+from peer_reference import PeerReference, Receiver
 
 from kvdock.testing.loading import load_backend
 from kvdock_cli.commands._self_test import self_test, summary_of
 
 
-def test_two_endpoints_of_a_backend_with_direct_transfer_reach_each_other() -> None:
-    backend = load_backend("direct_reference:direct")
+def test_two_endpoints_of_a_backend_with_peers_reach_each_other() -> None:
+    backend = load_backend("peer_reference:peers")
     findings = self_test(backend, {})
     assert all(one.ok for one in findings), findings
     assert findings[-1].what == (
-        "direct transfer: a page went from one endpoint to another, compared"
+        "to peers: a page went from one endpoint to another, compared"
     )
     assert findings[-1].what in summary_of(backend, findings).what
 
@@ -37,12 +37,12 @@ def test_an_endpoint_that_is_not_reached_is_a_finding() -> None:
     assert found.hint
 
 
-def test_a_backend_without_direct_transfer_is_not_asked_for_it() -> None:
+def test_a_backend_without_peers_is_not_asked_for_it() -> None:
     backend = load_backend("reference:memory")
-    assert not any("direct" in one.what for one in self_test(backend, {}))
+    assert not any("to peers" in one.what for one in self_test(backend, {}))
 
 
-class Everywhere(DirectReference):
+class Everywhere(PeerReference):
     """Listens where any host reaches it."""
 
     listener: socket.socket
@@ -68,7 +68,7 @@ def test_a_port_that_listens_on_all_interfaces_is_warned_of(
         for number, one in enumerate(["127.0.0.2", *others])
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
-    backend = load_backend("direct_reference:direct")
+    backend = load_backend("peer_reference:peers")
     plugin = Everywhere(host)
     backend.plugin.manager.unregister(name=backend.name)
     backend.plugin.manager.register(plugin, name=backend.name)

@@ -33,7 +33,7 @@ def listening(
 
 def main(backend: str, settings: str) -> None:
     """Offer a pool, and print where this process listens."""
-    from direct_trials import Rank, pools_of
+    from peer_trials import Rank, pools_of
 
     before = set(_sockets())
     pools = pools_of("mha", 4, ["page_object"])[:1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from direct_reference import DirectReference
+from peer_reference import PeerReference
 from reference import (
     FolderReference,
     FolderShelf,
@@ -22,7 +22,7 @@ from reference import (
 
 from kvdock import PoolKind, hookimpl
 from kvdock.testing import BackendContract, Oracle
-from kvdock.testing.contract.direct import DirectTests
+from kvdock.testing.contract.peers import PeerTests
 from kvdock.testing.contract.reports import ReportTests
 from kvdock.testing.contract.retention import RetentionTests
 from kvdock.testing.contract.suite import Suite
@@ -58,7 +58,7 @@ class Watched(FolderReference):
         return super().kvdock_batch_io(handle, batch)
 
 
-class WatchedDirect(DirectReference):
+class WatchedPeers(PeerReference):
     """The same for the one that sends to peers."""
 
     @hookimpl
@@ -81,8 +81,8 @@ class WatchedUse(MemoryReference):
 def __getattr__(name: str) -> MemoryReference:
     if name == "plugin":
         return Watched()
-    if name == "direct":
-        return WatchedDirect()
+    if name == "peers":
+        return WatchedPeers()
     if name == "use":
         return WatchedUse()
     raise AttributeError(name)
@@ -112,8 +112,8 @@ class TestWatchedUse(ReportTests, RetentionTests, Suite, sealed=True):
         return {"store": request.node.name}
 
 
-class TestWatchedDirect(DirectTests, Suite, sealed=True):
-    plugin = f"{__name__}:direct"
+class TestWatchedPeers(PeerTests, Suite, sealed=True):
+    plugin = f"{__name__}:peers"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:

@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import pluggy
-from direct_reference import DirectReference
+from peer_reference import PeerReference
 
 from kvdock.config.core import CoreSettings
 from kvdock.config.schema import structure
@@ -50,7 +50,7 @@ def settings(**given: Any) -> CoreSettings:
     return found
 
 
-def backend(plugin: DirectReference) -> Backend:
+def backend(plugin: PeerReference) -> Backend:
     """Load a plugin as discovery would, without an entry point."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -71,13 +71,13 @@ def backend(plugin: DirectReference) -> Backend:
 
 @attrs.define(eq=False)
 class Peer:
-    """One process's pools, attached to a backend with direct transfer."""
+    """One process's pools, attached to a backend with transfers to peers."""
 
     pools: Sequence[PoolSpec]
     pages: int = 16
     shard: Shard = attrs.field(factory=Shard)
     core: CoreSettings = attrs.field(factory=settings)
-    plugin: DirectReference = attrs.field(factory=DirectReference)
+    plugin: PeerReference = attrs.field(factory=PeerReference)
     namespace: Namespace = attrs.field(factory=lambda: Namespace(model="m"))
     observers: Sequence[object] = ()
     memory: dict[str, ByteArray] = attrs.field(init=False)
@@ -89,9 +89,7 @@ class Peer:
         for observer in self.observers:
             loaded.plugin.manager.register(observer)
         dock = Dock({self.plugin.name: loaded})
-        plan = dock.plan(
-            self.pools, self.shard, needs=RouteRequirements(direct_transfer=True)
-        )
+        plan = dock.plan(self.pools, self.shard, needs=RouteRequirements(peers=True))
         self.memory = {
             pool.name: np.zeros(pool.page_bytes(self.shard) * self.pages, np.uint8)
             for pool in self.pools

@@ -83,7 +83,7 @@ class Peers:
         return BatchResult.all(batch, Outcome.REFUSED)
 
 
-ALL = dict.fromkeys(("touch", "removed", "capacity", "direct_transfer"), Support.NATIVE)
+ALL = dict.fromkeys(("touch", "removed", "capacity", "peers"), Support.NATIVE)
 
 
 class Objects:

@@ -235,7 +235,7 @@ class MemoryReference:
             host_allocator=Support.NO,
             gated_get=Support.NATIVE,
             gated_put=Support.NATIVE,
-            direct_transfer=Support.NO,
+            peers=Support.NO,
             integrity=Support.NATIVE,
             eviction=self.eviction,
             touch=self.eviction,

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from direct_reference import DirectReference
+from peer_reference import PeerReference
 from peers import LONG_S, Content, Peer, settings
 from request_pools import attention
 
@@ -21,7 +21,7 @@ TOKENS = 64
 PAGES = 16
 
 
-class Slow(DirectReference):
+class Slow(PeerReference):
     """Sends a batch of one row at a time, slowly enough to be stopped in between."""
 
     def manifest(self) -> Any:

@@ -169,7 +169,7 @@ def test_windows_have_trailing_pools(name: str) -> None:
 
 
 def test_pages_that_go_straight_to_a_peer_are_those_of_the_store() -> None:
-    """Direct transfer works token by token: pages of one token are pages too."""
+    """Transfers to peers work token by token: pages of one token are pages too."""
     assembly = pools_of("deepseek-v3.2", page_tokens=1, layout="layer_first")
     assert [pool.page_bytes(Shard()) for pool in assembly.pools] == [
         61 * 576 * 2,

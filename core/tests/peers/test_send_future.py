@@ -9,7 +9,7 @@ import pytest
 
 from kvdock.batch import Outcome
 from kvdock.peers.messages import Epoch, Ticket
-from kvdock.peers.send_future import SendFuture
+from kvdock.peers.send_future import RunningSend
 
 if TYPE_CHECKING:
     from kvdock.transfer.leases import Lease
@@ -29,7 +29,7 @@ def ticket() -> Ticket:
 
 
 def test_a_send_is_quiet_only_once_its_pages_are_free() -> None:
-    future = SendFuture(ticket(), ("kv",), time.monotonic() + 60)
+    future = RunningSend(ticket(), ("kv",), time.monotonic() + 60)
     seen: list[bool] = []
 
     class Watching:
@@ -45,7 +45,7 @@ def test_a_send_is_quiet_only_once_its_pages_are_free() -> None:
 
 def test_the_outcomes_of_a_send_are_not_seen_before_it_is_quiet() -> None:
     """What `wait` is followed by is a completion, and it says what is over."""
-    future = SendFuture(ticket(), ("kv",), time.monotonic() + 60)
+    future = RunningSend(ticket(), ("kv",), time.monotonic() + 60)
     seen: list[bool] = []
 
     class Watching:
@@ -61,7 +61,7 @@ def test_the_outcomes_of_a_send_are_not_seen_before_it_is_quiet() -> None:
 
 @pytest.mark.parametrize("first", ["run", "call"])
 def test_a_call_that_goes_on_is_not_over_with_the_outcomes(first: str) -> None:
-    future = SendFuture(ticket(), ("kv",), time.monotonic() + 60)
+    future = RunningSend(ticket(), ("kv",), time.monotonic() + 60)
     assert future.start()
     future.enter()
     outcomes = np.array([Outcome.TIMEOUT], np.uint8)
@@ -79,10 +79,10 @@ def test_a_call_that_goes_on_is_not_over_with_the_outcomes(first: str) -> None:
 
 def test_many_reject_a_future_at_once() -> None:
     for _ in range(50):
-        future = SendFuture(ticket(), ("kv",), time.monotonic() + 60)
+        future = RunningSend(ticket(), ("kv",), time.monotonic() + 60)
         start = threading.Barrier(4)
 
-        def reject(future: SendFuture = future, start: Any = start) -> None:
+        def reject(future: RunningSend = future, start: Any = start) -> None:
             start.wait()
             future.reject(Outcome.REFUSED)
 

@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from direct_reference import DirectReference
 from hypothesis import given
 from hypothesis import strategies as st
+from peer_reference import PeerReference
 from peers import LONG_S, Content, Peer, settings
 from request_pools import attention, peers
 
@@ -93,7 +93,7 @@ def test_a_second_use_while_the_first_one_runs_says_nothing_to_the_receiver() ->
     """Its completion would free slots that the first use is writing to."""
     going, go_on = threading.Event(), threading.Event()
 
-    class Waiting(DirectReference):
+    class Waiting(PeerReference):
         def rows(self, local: Any, remote: Any, sizes: Any) -> Any:
             going.set()
             assert go_on.wait(LONG_S)
@@ -359,7 +359,7 @@ def test_slots_of_a_withdrawn_endpoint_are_free_only_if_no_new_one_is_written() 
     """A request that begins while endpoints are closed keeps its slots."""
     closing, go_on = threading.Event(), threading.Event()
 
-    class Slow(DirectReference):
+    class Slow(PeerReference):
         @hookimpl
         def kvdock_withdraw(self, handle: Any) -> bool:
             found = super().kvdock_withdraw(handle)

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 import pytest
-from direct_reference import DirectReference
+from peer_reference import PeerReference
 from peers import LONG_S, Content, Peer, pages_for, settings, slots_for
 from request_pools import HEADS, attention, draft, latent, peers, states, window
 from shelf import Engine
@@ -245,7 +245,7 @@ def test_another_type_of_a_part_is_rejected_and_another_page_size_is_logged_once
     assert said == [f"pool kv: pages of 8 tokens here, of 4 at the peer: {slots}"]
 
 
-class Garbling(DirectReference):
+class Garbling(PeerReference):
     """Sends every row one byte too far."""
 
     def rows(self, local: Any, remote: Any, sizes: Any) -> Any:
@@ -297,7 +297,7 @@ def test_a_request_that_cannot_be_taken_in_has_not_arrived(
         assert request.free
 
 
-class Unlanded(DirectReference):
+class Unlanded(PeerReference):
     """Wants every row in its slot, however short."""
 
     def manifest(self) -> Manifest:
@@ -309,7 +309,7 @@ def test_scattered_slots_are_reached_by_whole_pages_and_a_copy() -> None:
     slots = slots_for("scattered", 32, 64, rng)
     content = Content([attention()], 32)
     rows = {}
-    for plugin in (DirectReference, Unlanded):
+    for plugin in (PeerReference, Unlanded):
         seen: list[int] = []
 
         class Counting(plugin):  # type: ignore[misc, valid-type]
@@ -331,7 +331,7 @@ def test_scattered_slots_are_reached_by_whole_pages_and_a_copy() -> None:
             area = receiver.transfers.pools["kv"].area
             assert area is None or area.used == 0
         rows[plugin] = sum(seen)
-    assert rows[DirectReference] == 1
+    assert rows[PeerReference] == 1
     assert rows[Unlanded] >= 32
 
 
@@ -550,7 +550,7 @@ def test_an_endpoint_that_was_closed_is_unavailable_and_a_new_one_works() -> Non
 def test_a_connection_ends_once_its_endpoint_was_replaced() -> None:
     ended: list[object] = []
 
-    class Counting(DirectReference):
+    class Counting(PeerReference):
         @hookimpl
         def kvdock_disconnect(self, handle: Any, peer: Any) -> bool:
             ended.append(peer)
@@ -617,7 +617,7 @@ def test_healthy_requests_arrive_whatever_pauses_are_between_their_steps() -> No
 def test_an_attachment_without_pools_for_peers_says_what_to_plan_with() -> None:
     with (
         Engine().attachment as cache,
-        pytest.raises(KvdockError, match="direct_transfer=True"),
+        pytest.raises(KvdockError, match="peers=True"),
     ):
         PeerTransfers(cache)
 

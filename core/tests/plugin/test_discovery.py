@@ -94,14 +94,14 @@ BROKEN = {
     "no_way_to_a_peer": (
         [
             (NUMBER, f"{NUMBER}, Support"),
-            (SUMMARY, f"{SUMMARY} direct_transfer=Support.NATIVE,"),
+            (SUMMARY, f"{SUMMARY} peers=Support.NATIVE,"),
         ],
         LoadStage.VALIDATE,
         (
-            "its manifest declares direct_transfer, and it has no kvdock_endpoint and "
+            "its manifest declares peers, and it has no kvdock_endpoint and "
             "no kvdock_connect"
         ),
-        "Add the hooks, or declare direct_transfer=Support.NO.",
+        "Add the hooks, or declare peers=Support.NO.",
     ),
     "no_manifest": (
         [("@hookimpl\ndef kvdock_manifest()", "def something()")],

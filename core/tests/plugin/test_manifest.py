@@ -95,7 +95,7 @@ OF_A_MANIFEST: dict[str, type[StrEnum]] = {
     "host_allocator": Support,
     "gated_get": Support,
     "gated_put": Support,
-    "direct_transfer": Support,
+    "peers": Support,
     "integrity": Support,
     "eviction": Support,
     "touch": Support,

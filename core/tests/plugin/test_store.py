@@ -66,8 +66,7 @@ def test_rows_for_a_peer_go_to_the_memory_of_peers() -> None:
 @pytest.mark.parametrize("capability", ALL)
 def test_what_the_store_lacks_is_an_error_that_names_both(capability: str) -> None:
     store = Plain()
-    member = "peers" if capability == "direct_transfer" else capability
-    with pytest.raises(PluginError, match=rf"'obj'.*{capability}.*Plain.*{member}"):
+    with pytest.raises(PluginError, match=rf"'obj'.*Plain.*'{capability}'"):
         attach(Objects(store, **{capability: Support.NATIVE}))
     assert store.calls == ["close"], "what was opened stays open"
 
@@ -77,8 +76,7 @@ def test_what_the_manifest_leaves_out_is_an_error_that_names_both(
     capability: str,
 ) -> None:
     declared = {name: grade for name, grade in ALL.items() if name != capability}
-    member = "peers" if capability == "direct_transfer" else capability
-    with pytest.raises(PluginError, match=rf"Full.*{member}.*'obj'.*{capability}"):
+    with pytest.raises(PluginError, match=rf"Full.*'{capability}'.*'obj'"):
         attach(Objects(Full(), **declared))
 
 
@@ -122,7 +120,7 @@ def test_a_plugin_with_hooks_of_its_own_is_handed_what_it_returned() -> None:
 
 def test_functions_that_declare_peers_have_the_hooks_for_them() -> None:
     with pytest.raises(ContractViolation, match="kvdock_endpoint"):
-        attach(Functions({}, direct_transfer=Support.NATIVE))
+        attach(Functions({}, peers=Support.NATIVE))
 
 
 def test_the_hooks_of_a_listing_are_those_that_are_answered() -> None:

@@ -81,7 +81,7 @@ def test_a_wrapper_passes_on_exactly_what_its_inner_store_has() -> None:
     for store, declared in ((Plain(), {}), (Full(), ALL)):
         inner: Any = store
         outer = Noted(inner, [])
-        for member in MEMBERS.values():
+        for member in MEMBERS:
             there = getattr(inner, member, None) is not None
             assert (getattr(outer, member, None) is not None) == there, member
         backend, handle = wrapped(Objects(store, **declared), Notes())

@@ -126,11 +126,11 @@ REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], RouteRequirements, str]] = {
         RouteRequirements(fork_safe=True),
         "says nothing about fork safe",
     ),
-    "direct_transfer": (
+    "peers": (
         KV,
-        {"direct_transfer": Support.NO},
-        RouteRequirements(direct_transfer=True),
-        "has no direct transfer",
+        {"peers": Support.NO},
+        RouteRequirements(peers=True),
+        "has no peers",
     ),
 }
 

@@ -107,10 +107,10 @@ def test_a_trial_of_one_kind_proves_nothing_of_another() -> None:
 
 
 def test_every_capability_that_can_be_claimed_has_a_test_that_tries_it() -> None:
-    # All that are declared and not a list: direct_transfer was forgotten in one.
+    # All that are declared and not a list: peers was forgotten in one.
     fields = attrs.fields(Manifest)
     grades = [one.name for one in fields if isinstance(one.default, Support)]
-    assert "direct_transfer" in grades
+    assert "peers" in grades
     declared = manifest(
         kinds={PoolKind.MHA: ALL},
         durability=Scope.HOST,

@@ -48,7 +48,7 @@ def manifest(**changes: Any) -> Manifest:
             host_allocator=Support.NATIVE,
             gated_get=Support.NATIVE,
             gated_put=Support.NATIVE,
-            direct_transfer=Support.NATIVE,
+            peers=Support.NATIVE,
             integrity=Support.NATIVE,
             eviction=Support.NATIVE,
             touch=Support.NATIVE,
@@ -89,7 +89,7 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
     "host_allocator": {"host_allocator": Support.UNDECLARED},
     "gated_get": {"gated_get": Support.UNDECLARED},
     "gated_put": {"gated_put": Support.UNDECLARED},
-    "direct_transfer": {"direct_transfer": Support.UNDECLARED},
+    "peers": {"peers": Support.UNDECLARED},
     "integrity": {"integrity": Support.UNDECLARED},
     "eviction": {"eviction": Support.UNDECLARED},
     "touch": {"touch": Support.UNDECLARED},
@@ -150,7 +150,7 @@ def test_every_field_of_a_manifest_is_read_by_the_contract() -> None:
     # Identity: the loader compares name and number before anything else runs,
     # and these three have a test that every backend runs.
     always = {"name", "api", "summary", "settings"}
-    # These change what the tests of direct transfer do, and not which are run.
+    # These change what the tests of transfers to peers do, and not which are run.
     always |= {"max_send_rows", "landing_run_bytes", "send_drain_s"}
     # A plugin that declares it is rejected when it is loaded.
     always |= {"sealed"}
@@ -220,9 +220,9 @@ ASKED: Mapping[str, tuple[Sample, RouteRequirements]] = {
         RouteRequirements(registrable=False),
     ),
     "host_allocator": (Sample(kind=PoolKind.MHA), RouteRequirements()),
-    "direct_transfer": (
+    "peers": (
         Sample(kind=PoolKind.MHA),
-        RouteRequirements(direct_transfer=True),
+        RouteRequirements(peers=True),
     ),
     "gated_get": (
         Sample(kind=PoolKind.MHA),

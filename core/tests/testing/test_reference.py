@@ -53,8 +53,8 @@ class TestOwnMemory(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
-class TestDirect(BackendContract):
-    plugin = "direct_reference:direct"
+class TestPeers(BackendContract):
+    plugin = "peer_reference:peers"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:

@@ -27,7 +27,7 @@ from model_demo.generation import generate, generate_with_draft
 
 WORK = WORKLOADS[Scale.TINY]
 LONG_S = 120.0
-BACKEND = "direct_reference:direct"
+BACKEND = "peer_reference:peers"
 PATIENT = CoreSettings(deadlines=Deadlines(send=LONG_S))
 
 
@@ -46,7 +46,7 @@ def attached(models_: Sequence[PagedModel]) -> Iterator[Attachment]:
     backend = load_backend(BACKEND)
     dock = Dock({backend.name: backend})
     pools = [pool for model in models_ for pool in model.pools.all]
-    needs = RouteRequirements(direct_transfer=True)
+    needs = RouteRequirements(peers=True)
     plan = dock.plan(pools, Shard(), needs=needs)
     regions = {
         name: host.region() for one in models_ for name, host in one.hosts.items()

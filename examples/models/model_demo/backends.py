@@ -19,13 +19,13 @@ from kvdock.errors import PluginError
 from kvdock.plugin import list_entry_points
 from kvdock.pools import Part
 
-DIRECT = RouteRequirements(direct_transfer=True)
-"""What direct transfer asks of a backend."""
+TO_PEERS = RouteRequirements(peers=True)
+"""What sending to a peer asks of a backend."""
 
 _SERVERS = "kvdock.servers"
 _ADVICE = (
     "Install one, for example with: pip install 'kvdock-nixl[cu12]'. `kvdock list` "
-    "shows in its column DIRECT which ones declare it."
+    "shows in its column PEERS which ones declare it."
 )
 
 Settings = Mapping[str, object]
@@ -66,7 +66,7 @@ def choose_lasting(dock: Dock, wanted: str = "") -> tuple[str, str]:
     return wanted, "asked for"
 
 
-def choose_direct(dock: Dock, wanted: str = "") -> tuple[str, str]:
+def choose_sending(dock: Dock, wanted: str = "") -> tuple[str, str]:
     """Return a backend that sends pages straight to a peer, and why this one.
 
     Without one that is asked for, the first that needs no server, by name.
@@ -82,18 +82,18 @@ def choose_direct(dock: Dock, wanted: str = "") -> tuple[str, str]:
     declared = [
         name
         for name, backend in sorted(dock.backends.items())
-        if backend.manifest.direct_transfer
+        if backend.manifest.peers
     ]
     if wanted and wanted not in declared:
         others = f"Backends that do: {', '.join(declared)}." if declared else _ADVICE
         raise PluginError(
-            f"backend {wanted!r} does not declare direct transfer: it cannot write "
+            f"backend {wanted!r} does not declare peers: it cannot write "
             "into the memory of another process",
             fix=others,
         )
     if not declared:
         raise KvdockError(
-            "no installed backend declares direct transfer: none can write into the "
+            "no installed backend declares peers: none can write into the "
             "memory of another process",
             fix=_ADVICE,
         )
@@ -110,7 +110,7 @@ def choose_direct(dock: Dock, wanted: str = "") -> tuple[str, str]:
     if wanted:
         return wanted, "asked for"
     needs = "a server is started for it" if fit[0] in served else "needs no server"
-    parts = [f"declares direct transfer and {needs}"]
+    parts = [f"declares peers and {needs}"]
     if fit[1:]:
         parts.append(f"also possible with --backend: {', '.join(fit[1:])}")
     parts += [f"not {name}: {why}" for name, why in refused.items() if why]
@@ -128,7 +128,7 @@ def _why_not(dock: Dock, name: str) -> str:
         anchor=True,
     )
     try:
-        dock.plan([pool], Shard(), (name,), needs=DIRECT)
+        dock.plan([pool], Shard(), (name,), needs=TO_PEERS)
     except NoRoute as error:
         routes = error.plan.routes if isinstance(error.plan, Plan) else ()
         found = [option.reason for one in routes for option in one.options]

@@ -131,9 +131,9 @@ class SendingDemo(Demo):
 
     def choose(self, dock: "Dock", wanted: str) -> tuple[str, str]:
         """Return the backend to use, and why this one."""
-        from model_demo.backends import choose_direct
+        from model_demo.backends import choose_sending
 
-        return choose_direct(dock, wanted)
+        return choose_sending(dock, wanted)
 
     def results(self, job: "Job", screen: "Screen") -> "list[Result]":
         """Run both processes beside each other."""

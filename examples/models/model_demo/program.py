@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +12,7 @@ import attrs
 import typer
 
 from kvdock import Dock
-from kvdock.errors import KvdockError, SettingsError
-from kvdock_cli import progress
-from kvdock_cli.arguments import backend_settings, settings_of
-from kvdock_cli.commands._probe import require_ready
-from kvdock_cli.demo.server import served
+from kvdock_cli.commands.demo import prepared
 from kvdock_cli.main import main
 from kvdock_cli.output import FINE, PROBLEM, emit, say
 from kvdock_cli.reports._style import Style, Tone
@@ -28,12 +22,9 @@ from kvdock_cli.typer_adapter import CONTEXT, adapted
 from model_demo.command import SendingDemo, StoringDemo
 
 if TYPE_CHECKING:
+    from kvdock_cli import progress
     from model_demo.report import Outcome
 
-_ADVICE = (
-    "The demo takes another directory with --dir, and other settings with --set "
-    "KEY=VALUE."
-)
 _TONES = {"ok": Tone.GOOD, "NO": Tone.BAD, "FAILED": Tone.BAD}
 
 
@@ -71,7 +62,7 @@ def models(  # noqa: PLR0913 - one option each
         send: Send the caches to another process instead of storing them.
         model: One kind: mha, mla, swa or mamba; else all of them.
         backend: The backend to use; else the first that keeps a directory, or with
-            --send the first that declares direct transfer. One that needs a server
+            --send the first that declares peers. One that needs a server
             may bring one for as long as this runs.
         set_: A setting of it, as KEY=VALUE; may be given several times.
         dir: Where to keep the store; else in a temporary directory.
@@ -83,44 +74,15 @@ def models(  # noqa: PLR0913 - one option each
     chosen, why = demo.choose(dock, backend)
     plugin = dock.backends[chosen]
     path = plugin.manifest.path_setting
-    settings = dict(backend_settings(chosen, set_))
-    if path in settings_of(set_):
-        raise SettingsError(
-            f"--set {path} is not for the demo, which has a store of its own",
-            fix="Name a directory with --dir, or leave it out.",
-        )
-    settings.pop(path, None)
     style = style_of(sys.stderr if json else None)
-    try:
-        if dir is not None:
-            dir.mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory(prefix="kvdock-demo-") as folder,
-            served(chosen, settings) as (given, notice),
-            progress.shown("starting") as bar,
-        ):
-            own = {path: given.get(path, str(Path(folder) / "store"))} if path else {}
-            whole = {**given, **own}
-            # What is wrong already is reported here, and not by a process that fails.
-            if send:
-                plugin.settings(whole)
-            else:
-                require_ready(plugin, whole, _ADVICE if path else "")
-            screen = _Screen(bar, style, _complain if json else say)
-            found = demo.run(dir or Path(folder), chosen, why, notice, given, screen)
-            screen.say(_outcome_text(found, time.monotonic() - bar.began_s, style))
-            if json:
-                return emit("", found.data, as_json=True)
-            return PROBLEM if found.failed else FINE
-    except BrokenPipeError:
-        raise  # the user reads no further
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise (KvdockError if full else SettingsError)(
-            f"--dir {dir or tempfile.gettempdir()} cannot be written: "
-            f"{error.strerror or error}",
-            fix="Free some space there, or name another directory with --dir.",
-        ) from error
+    with prepared(plugin, path, set_, dir, stores=not send) as ready:
+        screen = _Screen(ready.bar, style, _complain if json else say)
+        place = dir or ready.folder
+        found = demo.run(place, chosen, why, ready.notice, ready.given, screen)
+        screen.say(_outcome_text(found, time.monotonic() - ready.bar.began_s, style))
+        if json:
+            return emit("", found.data, as_json=True)
+        return PROBLEM if found.failed else FINE
 
 
 def _outcome_text(found: Outcome, seconds: float, style: Style) -> str:

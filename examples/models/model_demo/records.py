@@ -45,7 +45,7 @@ STORING = (Role.OFFLOAD, Role.RESTORE, Role.RECOMPUTE, Role.REPAIR)
 """The processes of the demo of stored pages, one after another."""
 
 SENDING = (Role.PREFILL, Role.DECODE)
-"""The processes of the demo of direct transfer, beside each other."""
+"""The processes of the demo that sends, beside each other."""
 
 
 class TrialFailed(KvdockError):  # noqa: N818 - reads as what it is

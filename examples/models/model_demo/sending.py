@@ -1,4 +1,4 @@
-"""The demo of direct transfer: one process prefills, another one decodes.
+"""The demo that sends: one process prefills, another one decodes.
 
 An engine has messages of its own for this: requests with offers, tickets and
 completions in them. Here the offers of a model go in one row, and a ticket, a
@@ -22,7 +22,7 @@ from kvdock.peers import (
 )
 from kvdock.pools import Per
 from kvdock_transformers.paged import PagedModel
-from model_demo.backends import DIRECT, completed
+from model_demo.backends import TO_PEERS, completed
 from model_demo.channel import Channel, ChannelLostError
 from model_demo.engine import Emit, Engine
 from model_demo.families import Family
@@ -104,7 +104,7 @@ def _attached(job: Job, engine: Engine) -> Iterator[PeerTransfers]:
     dock = Dock.load(require=(job.backend,))
     own = job.directory / "store" / job.role
     settings = completed(dock, [job.backend], own, job.given)
-    plan = plan_for(dock, engine.models, job.backend, settings, needs=DIRECT)
+    plan = plan_for(dock, engine.models, job.backend, settings, needs=TO_PEERS)
     with attach(
         dock, plan, engine.namespace(job.salt), settings, engine.models
     ) as attachment:

@@ -152,9 +152,7 @@ def test_without_a_backend_that_can_it_is_one_line() -> None:
     done = sent(["--size", "tiny"], KVDOCK_PLUGINS="file")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith(
-        "kvdock: no installed backend declares direct transfer"
-    )
+    assert done.stderr.startswith("kvdock: no installed backend declares peers")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +163,7 @@ def test_without_a_backend_that_can_it_is_one_line() -> None:
         (["--send", "--set", "no_such=1"], SettingsError, "no_such"),
         (["--send", "--set", "quota"], UsageProblem, "KEY=VALUE"),
         (["--send", "--dir", __file__], SettingsError, "--dir"),
-        (["--send", "--backend", "file"], PluginError, "direct transfer"),
+        (["--send", "--backend", "file"], PluginError, "declare peers"),
         (["--send", "--backend", "bogus"], PluginError, "bogus"),
         (["--backend", "no_such"], PluginError, "no_such"),
         (["--dir", __file__], SettingsError, "--dir"),

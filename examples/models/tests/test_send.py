@@ -1,4 +1,4 @@
-"""The demo of direct transfer, but for its processes: choice, claims and handover."""
+"""The demo that sends, but for its processes: choice, claims and handover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from kvdock import Dock, KvdockError
 from kvdock.errors import PluginError
-from model_demo.backends import choose_direct
+from model_demo.backends import choose_sending
 from model_demo.channel import Channel
 from model_demo.families import Family, Scale
 from model_demo.records import (
@@ -108,24 +108,24 @@ def test_logits_that_differ_by_one_bit_are_noticed(tmp_path: Path) -> None:
 
 
 def test_without_a_backend_that_declares_it_the_error_says_what_to_install() -> None:
-    with pytest.raises(KvdockError, match="no installed backend declares direct") as e:
-        choose_direct(dock("file"))
+    with pytest.raises(KvdockError, match="no installed backend declares peers") as e:
+        choose_sending(dock("file"))
     assert "pip install" in e.value.fix
     assert "kvdock list" in e.value.fix
 
 
 def test_a_backend_that_does_not_declare_it_is_rejected_by_name() -> None:
-    with pytest.raises(PluginError, match="'file' does not declare direct") as e:
-        choose_direct(dock("file", "nixl"), "file")
+    with pytest.raises(PluginError, match="'file' does not declare peers") as e:
+        choose_sending(dock("file", "nixl"), "file")
     assert "Backends that do: nixl" in e.value.fix
 
 
 def test_the_first_that_needs_no_server_is_chosen_and_the_others_are_named() -> None:
-    backend, reason = choose_direct(dock("file", "mooncake", "nixl"))
+    backend, reason = choose_sending(dock("file", "mooncake", "nixl"))
     assert backend == "nixl"
     assert "needs no server" in reason
     assert "mooncake" in reason
-    assert choose_direct(dock("nixl"), "nixl") == ("nixl", "asked for")
+    assert choose_sending(dock("nixl"), "nixl") == ("nixl", "asked for")
 
 
 def test_a_library_that_is_missing_is_the_reason(
@@ -137,7 +137,7 @@ def test_a_library_that_is_missing_is_the_reason(
     loaded = dock("nixl")
     monkeypatch.setattr(metadata, "version", absent)
     with pytest.raises(KvdockError, match="nixl: NIXL is not installed"):
-        choose_direct(loaded)
+        choose_sending(loaded)
 
 
 def test_both_roles_hand_over_a_model_with_a_draft(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from direct_peers import PeerProcess, Side, mapped, memory_file
+from peer_processes import PeerProcess, Side, mapped, memory_file
 from strangers import Heartbeat, trickling
 
 from kvdock import Outcome

@@ -78,9 +78,9 @@ def test_without_a_wheel_the_error_says_which_to_install(
     assert "kvdock-nixl[cu12]" in raised.value.fix
     # Routing says so before any pool is attached.
     ask: Any = plugin.kvdock_check_capability
-    for capability in (Capability.DIRECT_TRANSFER, Capability.STORE):
+    for capability in (Capability.PEERS, Capability.STORE):
         verdict = ask(capability=capability, pool=None, shard=None, settings=None)
-        direct = capability is Capability.DIRECT_TRANSFER
+        direct = capability is Capability.PEERS
         assert ("NIXL is not installed" in str(verdict)) is direct
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvdock import Backend, KindSupport
 
 _PAGE_BYTES = 4096
-_DIRECT = "direct transfer"
+_TO_PEERS = "to peers"
 _SEND_S = 10.0
 """How long one page may take from an endpoint to another."""
 
@@ -58,7 +58,7 @@ def summary_of(backend: Backend, steps: Sequence[Finding]) -> Finding:
         f"self test: a page of each kind ({kinds}) was stored, found, read back, "
         f"compared and {dropped}"
     )
-    what += "".join(f"; {step.what}" for step in steps if _DIRECT in step.what)
+    what += "".join(f"; {step.what}" for step in steps if _TO_PEERS in step.what)
     return Finding(ok=True, what=what)
 
 
@@ -116,17 +116,15 @@ def _reach_test(
     )
     from kvdock.peers import PeerTransfers, RequestState  # noqa: PLC0415 - same
 
-    if not backend.manifest.direct_transfer:
+    if not backend.manifest.peers:
         return ()
     shard = Shard()
     settings = backend.settings(given[backend.name] if given else None)
-    said = backend.check_capability(
-        Capability.DIRECT_TRANSFER, pools[0], shard, settings
-    )
+    said = backend.check_capability(Capability.PEERS, pools[0], shard, settings)
     if said is not None and not said:
-        return (Finding(ok=True, what=f"no direct transfer: {said.reason}"),)
+        return (Finding(ok=True, what=f"to peers: none go, {said.reason}"),)
     dock = Dock({backend.name: backend})
-    needs = RouteRequirements(direct_transfer=True)
+    needs = RouteRequirements(peers=True)
     plan = dock.plan(pools, shard, [backend.name], settings=given, needs=needs)
     namespace = Namespace(model="kvdock self test")
     memory = [np.full(_PAGE_BYTES, filled, np.uint8) for filled in (0xA5, 0)]
@@ -153,10 +151,10 @@ def _reach_test(
         arrived = request.wait(0) is RequestState.ARRIVED
         same = bool((memory[0] == memory[1]).all())
     if arrived and same:
-        what = "direct transfer: a page went from one endpoint to another, compared"
+        what = "to peers: a page went from one endpoint to another, compared"
         return (Finding(ok=True, what=what), *_open_to_all(opened))
     why = request.reason or "its bytes differ"
-    what = f"direct transfer: a page did not reach another endpoint: {why}"
+    what = f"to peers: a page did not reach another endpoint: {why}"
     hint = "Both endpoints are in this process: see the log for the backend's reason."
     return (Finding(ok=False, what=what, hint=hint),)
 
@@ -170,7 +168,7 @@ def _open_to_all(ports: Sequence[int]) -> tuple[Finding, ...]:
         Finding(
             ok=True,
             warning=True,
-            what=f"direct transfer: its ports (now {listed}) listen on all interfaces, "
+            what=f"to peers: its ports (now {listed}) listen on all interfaces, "
             "without authentication",
             hint="Who reaches them may read and overwrite the pages that are attached: "
             "let only the engines of this deployment reach this host's ports.",

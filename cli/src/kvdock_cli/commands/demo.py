@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
-from kvdock import Dock
+import attrs
+
+from kvdock import Backend, Dock
 from kvdock.errors import KvdockError, SettingsError
+from kvdock.plugin import import_entry_point, list_entry_points
 from kvdock.testing import oracle_of
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, settings_of
 from kvdock_cli.commands._probe import require_ready
-from kvdock_cli.demo.server import served
 from kvdock_cli.output import emit, say
 from kvdock_cli.reports import demo as report
 from kvdock_cli.terminal import style_of
@@ -22,6 +27,74 @@ _ADVICE = (
     "The demo takes another directory with --dir, and other settings with --set "
     "KEY=VALUE."
 )
+
+
+@attrs.frozen
+class Ready:
+    """Directory, settings (as given, and with that directory) and server of a demo."""
+
+    folder: Path
+    given: Mapping[str, object]
+    settings: Mapping[str, object]
+    notice: str
+    bar: progress.Progress
+
+
+@contextmanager
+def prepared(
+    plugin: Backend,
+    path: str,
+    set_: tuple[str, ...],
+    dir: Path | None,  # noqa: A002 - the word for it
+    *,
+    stores: bool = True,
+) -> Iterator[Ready]:
+    """Prepare a directory, settings and perhaps a server for as long as a demo runs.
+
+    `path` is the backend's setting for a directory, "" for none. Where a demo only
+    sends, and `stores` nothing, the backend's probe does not count.
+    """
+    settings = dict(backend_settings(plugin.name, set_))
+    if path in settings_of(set_):
+        raise SettingsError(
+            f"--set {path} is not for the demo, which has a store of its own",
+            fix="Name a directory with --dir, or leave it out.",
+        )
+    settings.pop(path, None)
+    try:
+        if dir is not None:
+            dir.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="kvdock-demo-", dir=dir) as folder,
+            _server(plugin.name, settings) as (given, notice),
+            progress.shown("starting") as bar,
+        ):
+            own = {path: given.get(path, str(Path(folder) / "store"))} if path else {}
+            whole = {**given, **own}
+            # What is wrong already is reported here, and not by a process that fails.
+            if stores:
+                require_ready(plugin, whole, _ADVICE if path else "")
+            else:
+                plugin.settings(whole)
+            yield Ready(Path(folder), given, whole, notice, bar)
+    except BrokenPipeError:
+        raise  # the user reads no further
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (KvdockError if full else SettingsError)(
+            f"--dir {dir or tempfile.gettempdir()} cannot be written: "
+            f"{error.strerror or error}",
+            fix="Free some space there, or name another directory with --dir.",
+        ) from error
+
+
+def _server(name: str, settings: Mapping[str, object]) -> Any:  # noqa: ANN401 - any package's
+    """Return what runs the server that a backend brings along, if it brings one."""
+    for one in list_entry_points("kvdock.servers"):
+        if one.name == name:
+            start: Any = import_entry_point(one)
+            return start(settings)
+    return nullcontext((settings, ""))
 
 
 def demo(
@@ -48,51 +121,23 @@ def demo(
 
     dock = Dock.load(require=(backend,) if backend else ())
     chosen, path = trial.choose(dock, backend)
-    plugin = dock.backends[chosen]
-    settings = dict(backend_settings(chosen, set_))
-    if path in settings_of(set_):
-        raise SettingsError(
-            f"--set {path} is not for the demo, which has a store of its own",
-            fix="Name a directory with --dir, or leave it out.",
-        )
-    settings.pop(path, None)
     style = style_of(sys.stderr if json else None)
-    try:
-        if dir is not None:
-            dir.mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory(prefix="kvdock-demo-", dir=dir) as folder,
-            served(chosen, settings) as (given, notice),
-            progress.shown("starting") as bar,
-        ):
-            own = {path: given.get(path, str(Path(folder) / "store"))} if path else {}
-            whole = {**given, **own}
-            # What is wrong already is reported here, and not by a process that fails.
-            require_ready(plugin, whole, _ADVICE if path else "")
-            if not json:
-                where = str(dir or "a temporary directory") if path else ""
-                say(report.head_text(chosen, where, notice, style))
-            job = trial.Job(
-                backend=chosen,
-                settings=whole,
-                directory=Path(str(own[path])).parent if path else None,
-            )
-            oracle = oracle_of(plugin, whole)
-            assert oracle is not None  # noqa: S101 - it was chosen for it
+    with prepared(dock.backends[chosen], path, set_, dir) as ready:
+        if not json:
+            where = str(dir or "a temporary directory") if path else ""
+            say(report.head_text(chosen, where, ready.notice, style))
+        job = trial.Job(
+            backend=chosen,
+            settings=ready.settings,
+            directory=Path(str(ready.settings[path])).parent if path else None,
+        )
+        oracle = oracle_of(dock.backends[chosen], ready.settings)
+        assert oracle is not None  # noqa: S101 - it was chosen for it
 
-            def announce(what: str) -> None:
-                bar.label = what
+        def announce(what: str) -> None:
+            ready.bar.label = what
 
-            steps = list(trial.run_trial(job, oracle, announce))
-    except BrokenPipeError:
-        raise  # the user reads no further
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise (KvdockError if full else SettingsError)(
-            f"--dir {dir or tempfile.gettempdir()} cannot be written: "
-            f"{error.strerror or error}",
-            fix="Free some space there, or name another directory with --dir.",
-        ) from error
+        steps = list(trial.run_trial(job, oracle, announce))
     text = "\n" + report.as_text(steps, trial.DAMAGED, style)
-    data = report.as_data(chosen, steps, trial.DAMAGED, notice)
+    data = report.as_data(chosen, steps, trial.DAMAGED, ready.notice)
     return emit(text, data, as_json=json)

@@ -86,7 +86,7 @@ def _overall(listing: Listing, style: Style) -> list[str]:
             _grade(plugin.manifest.zero_copy.value),
             plugin.manifest.durability.value,
             plugin.manifest.sharing.value,
-            _grade(plugin.manifest.direct_transfer.value),
+            _grade(plugin.manifest.peers.value),
             _what(plugin),
         )
         for plugin in listing.plugins
@@ -94,7 +94,7 @@ def _overall(listing: Listing, style: Style) -> list[str]:
     return table(
         (
             "BACKEND", "VERSION", "DISTRIBUTION", "ZERO COPY", "DURABLE", "SHARED",
-            "DIRECT", "WHAT",
+            "PEERS", "WHAT",
         ),
         rows,
         style,
@@ -145,7 +145,7 @@ def as_markdown(listing: Listing) -> str:
         ["zero copy", *(one.zero_copy for one in manifests)],
         ["durable", *(one.durability for one in manifests)],
         ["shared", *(one.sharing for one in manifests)],
-        ["direct transfer", *(one.direct_transfer for one in manifests)],
+        ["peers", *(one.peers for one in manifests)],
     ]
     rows += [
         [words(grade), *(_grades(one, grade) for one in manifests)]

@@ -152,23 +152,6 @@ class SendFuture(DeadlineFuture):
             self._touching = 0
             self._become_quiet()
 
-    def hold(self, lease: Lease) -> None:
-        """Keep pages until it is quiet."""
-        self._leases.append(lease)
-
-    def add_digests(self, pool: str, digests: UInt64Array) -> None:
-        """Keep the digests of a pool's pages for the completion."""
-        self._digests[pool] = digests
-
-    def enter(self) -> None:
-        """Count a call that may touch memory on both sides, until `leave`."""
-        with self._lock:
-            self._touching += 1
-
-    def leave(self) -> None:
-        """End one call; the last one frees the pages."""
-        self._leave(None)
-
     def _leave(self, outcomes: OutcomeArray | None) -> None:
         """End a call or the run; the outcomes are seen with what they mean.
 
@@ -193,3 +176,24 @@ class SendFuture(DeadlineFuture):
     def _become_quiet(self) -> None:
         self._quiet = True
         self._changed.notify_all()
+
+
+class RunningSend(SendFuture):
+    """A request as the calls that send it see it."""
+
+    def hold(self, lease: Lease) -> None:
+        """Keep pages until it is quiet."""
+        self._leases.append(lease)
+
+    def add_digests(self, pool: str, digests: UInt64Array) -> None:
+        """Keep the digests of a pool's pages for the completion."""
+        self._digests[pool] = digests
+
+    def enter(self) -> None:
+        """Count a call that may touch memory on both sides, until `leave`."""
+        with self._lock:
+            self._touching += 1
+
+    def leave(self) -> None:
+        """End one call; the last one frees the pages."""
+        self._leave(None)

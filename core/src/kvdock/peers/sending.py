@@ -17,7 +17,7 @@ from kvdock.batch import Batch, Operation, Outcome
 from kvdock.errors import KvdockError, did_you_mean
 from kvdock.events import BatchEnded, RowsSent
 from kvdock.geometry.matching import coalesce, match
-from kvdock.peers.send_future import SendFuture
+from kvdock.peers.send_future import RunningSend, SendFuture
 from kvdock.peers.tickets import TicketBook
 from kvdock.pools.enums import Per
 from kvdock.resilience.background_executor import BackgroundExecutor
@@ -132,13 +132,13 @@ class Sender:
         # Copies: the caller may use its own again before a worker comes to them.
         own = {name: np.array(one, np.int64) for name, one in pages.items()}
         deadline_s = min(deadline_s, ticket.expires_s)
-        future = SendFuture(ticket, tuple(ticket.pools), deadline_s, self._keys)
+        future = RunningSend(ticket, tuple(ticket.pools), deadline_s, self._keys)
         self._executor.submit(future, lambda: self._run(future, offers, own))
         return future
 
     def _run(
         self,
-        future: SendFuture,
+        future: RunningSend,
         offers: Mapping[str, Offer],
         pages: Mapping[str, Int64Array],
     ) -> OutcomeArray:
@@ -160,7 +160,7 @@ class Sender:
 
     def _send_pool(
         self,
-        future: SendFuture,
+        future: RunningSend,
         pool: PeerPool,
         offer: Offer,
         part: PoolTicket,
@@ -210,7 +210,7 @@ class Sender:
         running.result()
 
     def _lease(
-        self, future: SendFuture, pool: PeerPool, pages: Int64Array
+        self, future: RunningSend, pool: PeerPool, pages: Int64Array
     ) -> Lease | None:
         """Share pages for reading; None if another call has one to the end."""
         leases = pool.attached.leases
@@ -222,7 +222,7 @@ class Sender:
                 return None
 
     def _send_rows(
-        self, future: SendFuture, pool: PeerPool, offer: Offer, rows: Rows
+        self, future: RunningSend, pool: PeerPool, offer: Offer, rows: Rows
     ) -> tuple[OutcomeArray, int]:
         """Send rows in batches; return an outcome for each, and the bytes sent."""
         outcomes = np.full(len(rows), Outcome.REFUSED, np.uint8)
@@ -257,7 +257,7 @@ class Sender:
         return outcomes, sent
 
     def _call(
-        self, future: SendFuture, pool: PeerPool, peer: _Peer, batch: Batch
+        self, future: RunningSend, pool: PeerPool, peer: _Peer, batch: Batch
     ) -> tuple[OutcomeArray, bool]:
         """Run a batch; return its outcomes, and whether it may still land."""
         future.enter()

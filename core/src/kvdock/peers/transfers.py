@@ -84,7 +84,7 @@ class PeerTransfers:
     One for each attachment, which closes it with itself.
 
     Args:
-        attachment: Pools whose plan has `direct_transfer`.
+        attachment: Pools whose plan has `peers`.
 
     Raises:
         KvdockError: If no pool goes to peers, or there is one already.
@@ -97,7 +97,7 @@ class PeerTransfers:
         if not names:
             raise KvdockError(
                 "no pool of this attachment goes to peers",
-                fix="Plan with needs=RouteRequirements(direct_transfer=True).",
+                fix="Plan with needs=RouteRequirements(peers=True).",
             )
         record = attachment.namespace_record
         self.pools = {name: PeerPool.of(attachment[name], record) for name in names}

@@ -41,7 +41,7 @@ REQUIRED = ("kvdock_manifest", "kvdock_register_pool")
 """Hooks that every plugin has; the others may be left out."""
 
 PEER_HOOKS = ("kvdock_endpoint", "kvdock_connect")
-"""Hooks of a plugin that declares `direct_transfer` and runs batches itself."""
+"""Hooks of a plugin that declares `peers` and runs batches itself."""
 
 MAX_ENDPOINT_BYTES = 64 << 10
 """Most bytes of an endpoint: it travels with an engine's messages."""
@@ -323,7 +323,7 @@ def kvdock_endpoint(handle: object) -> bytes:
     `kvdock_withdraw`. Before that, nothing listens and no peer may write. From then
     on a peer that is connected may write anywhere in the region that was
     registered for this handle, and nowhere else. A manifest that declares
-    `direct_transfer` has this hook and `kvdock_connect`.
+    `peers` has this hook and `kvdock_connect`.
 
     Returns:
         Opaque bytes for the same backend in another process, at most

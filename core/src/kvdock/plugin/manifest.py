@@ -136,7 +136,7 @@ class Capability(StrEnum):
     """Leave memory alone once a GET was abandoned."""
     GATED_PUT = "gated_put"
     """Serve nothing that was taken from memory after a PUT was abandoned."""
-    DIRECT_TRANSFER = "direct_transfer"
+    PEERS = "peers"
     """Move pages to a peer's memory instead of a store."""
 
 
@@ -279,7 +279,7 @@ class Manifest:
             there before it writes, so that changed bytes are found corrupt. A
             pool is staged for an engine that uses pages again at once, unless
             both grades can be relied on.
-        direct_transfer: Writes rows of memory into a peer's memory, with the
+        peers: Writes rows of memory into a peer's memory, with the
             hooks `kvdock_endpoint` and `kvdock_connect` and `Operation.SEND`.
         integrity: Verifies length and content of what it returns.
         eviction: Makes room by itself when it is full.
@@ -319,7 +319,7 @@ class Manifest:
     host_allocator: Support = _grade()
     gated_get: Support = _grade()
     gated_put: Support = _grade()
-    direct_transfer: Support = _grade()
+    peers: Support = _grade()
     integrity: Support = _grade()
     eviction: Support = _grade()
     touch: Support = _grade()
@@ -397,7 +397,7 @@ class Manifest:
             Capability.ZERO_COPY: self.zero_copy,
             Capability.GATED_GET: self.gated_get,
             Capability.GATED_PUT: self.gated_put,
-            Capability.DIRECT_TRANSFER: self.direct_transfer,
+            Capability.PEERS: self.peers,
             Capability.INTEGRITY: self.integrity,
             Capability.EVICTION: self.eviction,
             Capability.FORK_SAFE: self.fork_safe,

@@ -47,7 +47,7 @@ class PoolStore(Protocol):
 class PeerMemory(Protocol):
     """Moves pages straight into the memory of peers, and opens memory to them.
 
-    It is the member `peers` of a store whose manifest declares `direct_transfer`.
+    It is the member `peers` of a store whose manifest declares `peers`.
     """
 
     def endpoint(self) -> bytes:
@@ -80,7 +80,7 @@ class WholeStore(PoolStore, Protocol):
 
     @property
     def peers(self) -> PeerMemory:
-        """Memory of the pool as peers see it, if `direct_transfer` is declared."""
+        """Memory of the pool as peers see it, if `peers` is declared."""
 
 
 class StorelessPool:
@@ -132,7 +132,7 @@ class StoreWrapper:
 
     def __init__(self, inner: PoolStore) -> None:
         self.inner = inner
-        for member in ("run", "close", *MEMBERS.values()):
+        for member in ("run", "close", *MEMBERS):
             there = getattr(inner, member, None)
             own = getattr(type(self), member, None)
             if own is None or own is getattr(StoreWrapper, member, None):
@@ -150,15 +150,8 @@ class StoreWrapper:
         self.inner.close()
 
 
-MEMBERS: Mapping[str, str] = MappingProxyType(
-    {
-        "touch": "touch",
-        "removed": "removed",
-        "capacity": "capacity",
-        "direct_transfer": "peers",
-    }
-)
-"""Field of the manifest to the member of a store that it declares."""
+MEMBERS = ("touch", "removed", "capacity", "peers")
+"""Members of a store that the field of the same name in the manifest declares."""
 
 STORE_METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -245,7 +238,7 @@ _DECLARED: Mapping[str, tuple[Callable[..., object], ...]] = MappingProxyType(
         "touch": (kvdock_touch,),
         "removed": (kvdock_removed,),
         "capacity": (kvdock_capacity,),
-        "direct_transfer": (
+        "peers": (
             kvdock_endpoint,
             kvdock_connect,
             kvdock_disconnect,
@@ -304,19 +297,19 @@ def check_store(store: object, manifest: Manifest, own: frozenset[str]) -> None:
             fix="Return a store (kvdock.plugin.PoolStore), or add the hooks "
             "kvdock_batch_io and kvdock_release.",
         )
-    for field, member in MEMBERS.items():
-        declared, there = bool(getattr(manifest, field)), _has(store, member)
+    for field in MEMBERS:
+        declared, there = bool(getattr(manifest, field)), _has(store, field)
         asked = [getattr(one, "__name__", "") not in own for one in _DECLARED[field]]
         if declared and any(asked) and not there:
             raise PluginError(
                 f"the manifest of {name!r} declares {field}, and its store, a {kind}, "
-                f"has no member {member!r}",
+                f"has no member {field!r}",
                 fix=f"Add it, or declare {field}=Support.NO.",
             )
         if there and not declared and is_store and all(asked):
             raise PluginError(
-                f"a store of type {kind} has the member {member!r}, and the manifest "
-                f"of {name!r} does not declare {field}",
+                f"a store of type {kind} has the member {field!r}, and the manifest "
+                f"of {name!r} does not declare it",
                 fix=f"Declare {field}=Support.NATIVE, or remove the member.",
             )
 

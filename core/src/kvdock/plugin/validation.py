@@ -256,11 +256,10 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
             "Leave it out: the wrapper 'seal' seals pages on any backend.",
         )
     lacking = [name for name in hookspecs.PEER_HOOKS if name not in own]
-    if manifest.direct_transfer and lacking and not returns_stores(frozenset(own)):
+    if manifest.peers and lacking and not returns_stores(frozenset(own)):
         raise ContractViolation(
-            "its manifest declares direct_transfer, and it has no "
-            + " and no ".join(lacking),
-            "Add the hooks, or declare direct_transfer=Support.NO.",
+            "its manifest declares peers, and it has no " + " and no ".join(lacking),
+            "Add the hooks, or declare peers=Support.NO.",
         )
 
 

@@ -252,7 +252,7 @@ class _HookStore:
             if member in MEMBERS and hook in plugin.implemented:
                 setattr(self, member, self._calling(hook))
         self.peers: PeerMemory | None = None
-        if plugin.manifest.direct_transfer:
+        if plugin.manifest.peers:
             calls = {
                 name: self._calling(f"kvdock_{name}")
                 for name in ("endpoint", "connect", "disconnect", "withdraw")

@@ -88,8 +88,7 @@ class Route:
     def to_peers(self) -> bool:
         """Return whether its pages go straight to peers: asked for, and there."""
         return self.nearest is not None and any(
-            capability is Capability.DIRECT_TRANSFER
-            for capability, _ in self.nearest.verdicts
+            capability is Capability.PEERS for capability, _ in self.nearest.verdicts
         )
 
 
@@ -319,7 +318,7 @@ def _tiered_route(pool: PoolSpec, given: _Deployment, tiers: Sequence[Tier]) -> 
         options.append(attrs.evolve(option, tier=tier))
         if option.accepted:
             # Only the nearest tier sends pages to peers.
-            needs = attrs.evolve(needs, direct_transfer=False)
+            needs = attrs.evolve(needs, peers=False)
     takers = [option for option in options if option.accepted]
     written = [one for one in takers if one.tier and one.tier.write is not Write.NEVER]
     if takers and not written:

@@ -96,7 +96,7 @@ class RouteRequirements:
         integrity: Who verifies pages where that is left open.
         eviction: Whether it must make room by itself when it is full.
         fork_safe: Whether handles are used in forked children.
-        direct_transfer: Whether pages also go straight to a peer's memory.
+        peers: Whether pages also go straight to a peer's memory.
         registrable: Whether the engine's memory may be made known to a
             library (pinned, exported). Memory that may not is staged.
         allocator: The backend whose allocator the memory came from; "" where
@@ -112,7 +112,7 @@ class RouteRequirements:
     integrity: Integrity = attrs.field(default=Integrity.AUTO, converter=_integrity)
     eviction: bool = False
     fork_safe: bool = False
-    direct_transfer: bool = False
+    peers: bool = False
     registrable: bool = True
     allocator: str | None = ""
     staging: StagingPolicy = attrs.field(
@@ -311,7 +311,7 @@ def _needed(pool: PoolSpec, shard: Shard, needs: RouteRequirements) -> list[Capa
         Capability.INTEGRITY: needs.native_integrity and pool.physical,
         Capability.EVICTION: needs.eviction,
         Capability.FORK_SAFE: needs.fork_safe,
-        Capability.DIRECT_TRANSFER: needs.direct_transfer and pool.physical,
+        Capability.PEERS: needs.peers and pool.physical,
     }
     return [capability for capability, asked in wanted.items() if asked]
 
@@ -450,7 +450,7 @@ def from_manifest(  # noqa: C901, PLR0911, PLR0912 - one answer for each capabil
             return _allocator(manifest)
         case Capability.GATED_GET | Capability.GATED_PUT:
             return _gated(capability, pool, manifest)
-        case Capability.DIRECT_TRANSFER if not needs.registrable:
+        case Capability.PEERS if not needs.registrable:
             return Verdict(Support.NO, f"{who} cannot register this memory for peers")
         case _:
             return _graded(capability, pool, manifest)

@@ -31,7 +31,7 @@ _GRADES = (
     "capacity",
     "retention",
     "fork_safe",
-    "direct_transfer",
+    "peers",
 )
 _SCOPES = ("durability", "sharing", "clear_reach")
 _GRADES_BY_KIND = ("split_heads", "draft", "multi_buffer")

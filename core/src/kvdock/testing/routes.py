@@ -91,7 +91,7 @@ def route_pools(
         api=backend.manifest.api,
         summary="counts pages and meets every need",
         kinds={PoolKind.LOGICAL: KindSupport()},
-        direct_transfer=Support.NATIVE,
+        peers=Support.NATIVE,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
         fork_safe=Support.NATIVE,

@@ -113,7 +113,7 @@ class Seal:
             fork_safe=Support.NO,
             gated_get=Support.NATIVE,
             gated_put=Support.NATIVE,
-            direct_transfer=Support.NO,
+            peers=Support.NO,
             max_object_bytes=max(1, room) if inner.max_object_bytes else 0,
         )
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from mutants import (
     allocators,
     answers,
-    direct,
     faults,
     keys,
     late,
+    peers,
     promises,
     reports,
     retention,
@@ -22,20 +22,20 @@ from mutants import (
     tiers,
 )
 from mutants.mutant import (
-    DirectMutant,
     FolderMutant,
     MemoryMutant,
     Mutant,
+    PeerMutant,
     ServerMutant,
     word_of,
 )
 
 __all__ = [
     "MUTANTS",
-    "DirectMutant",
     "FolderMutant",
     "MemoryMutant",
     "Mutant",
+    "PeerMutant",
     "ServerMutant",
     "word_of",
 ]
@@ -47,7 +47,7 @@ def _of(*rooms: object) -> tuple[Mutant, ...]:
         for room in rooms
         for name, thing in vars(room).items()
         if isinstance(thing, type)
-        and issubclass(thing, MemoryMutant | FolderMutant | DirectMutant | ServerMutant)
+        and issubclass(thing, MemoryMutant | FolderMutant | PeerMutant | ServerMutant)
         and not name.startswith("_")
         and "caught_by" in vars(thing)
     ]
@@ -63,7 +63,7 @@ MUTANTS = _of(
     servers,
     late,
     allocators,
-    direct,
+    peers,
     reports,
     retention,
     faults,

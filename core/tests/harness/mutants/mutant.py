@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from direct_reference import DirectReference
+from peer_reference import PeerReference
 from reference import FolderReference, MemoryReference, ShelfOracle
 from server_reference import ServerReference
 
@@ -36,7 +36,7 @@ class FolderMutant(FolderReference):
     """How long its pages are left alone."""
 
 
-class DirectMutant(DirectReference):
+class PeerMutant(PeerReference):
     """A wrong backend that writes into a peer's memory."""
 
     image_of: ClassVar[str]
@@ -60,9 +60,7 @@ class ServerMutant(ServerReference):
     """Whether its servers keep what they have when they are restarted."""
 
 
-Mutant = (
-    type[MemoryMutant] | type[FolderMutant] | type[DirectMutant] | type[ServerMutant]
-)
+Mutant = type[MemoryMutant] | type[FolderMutant] | type[PeerMutant] | type[ServerMutant]
 
 
 def word_of(mutant: Mutant) -> str:

@@ -35,7 +35,7 @@ def kvdock_manifest() -> Manifest:
         host_allocator=Support.NO,
         gated_get=Support.NATIVE,
         gated_put=Support.NATIVE,
-        direct_transfer=Support.NO,
+        peers=Support.NO,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
         touch=Support.NATIVE,

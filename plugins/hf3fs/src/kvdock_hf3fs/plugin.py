@@ -39,7 +39,7 @@ def kvdock_manifest() -> Manifest:
         # A ring that is given up may still move bytes from and to its memory.
         gated_get=Support.NO,
         gated_put=Support.NO,
-        direct_transfer=Support.NO,
+        peers=Support.NO,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
         touch=Support.NATIVE,

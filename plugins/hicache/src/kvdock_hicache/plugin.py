@@ -45,7 +45,7 @@ def kvdock_manifest() -> Manifest:
         # A class sees copies alone, which are made and taken inside of the gate.
         gated_get=Support.NATIVE,
         gated_put=Support.NATIVE,
-        direct_transfer=Support.NO,
+        peers=Support.NO,
         integrity=Support.NO,
         fork_safe=Support.NO,
         settings=HiCacheSettings,

@@ -50,7 +50,7 @@ def kvdock_manifest() -> Manifest:
         zero_copy=Support.NATIVE,
         memory_registration=Support.NATIVE,
         host_allocator=Support.NATIVE,
-        direct_transfer=Support.NATIVE,
+        peers=Support.NATIVE,
         integrity=Support.NO,
         eviction=Support.NATIVE,
         capacity=Support.NATIVE,
@@ -86,7 +86,7 @@ def kvdock_check_capability(
     del pool, shard
     if capability is Capability.HOST_ALLOCATOR and not _standalone(settings):
         return Verdict(Support.NATIVE, "without a standalone client any memory will do")
-    if capability not in (Capability.STORE, Capability.DIRECT_TRANSFER):
+    if capability not in (Capability.STORE, Capability.PEERS):
         return None
     from kvdock_mooncake.library import installed, the_wheel  # noqa: PLC0415 - as above
 
@@ -96,7 +96,7 @@ def kvdock_check_capability(
         return Verdict(Support.NO, f"{error.what}: {error.fix}")
     if capability is Capability.STORE:
         return None
-    from kvdock_mooncake.direct_engine import why_not  # noqa: PLC0415 - as above
+    from kvdock_mooncake.peer_engine import why_not  # noqa: PLC0415 - as above
 
     reason = why_not(wheel)
     return Verdict(Support.NO, reason) if reason else None
@@ -141,7 +141,7 @@ def kvdock_register_pool(
     """
     from kvdock.peers.connections import ConnectedPool  # noqa: PLC0415 - as above
     from kvdock_mooncake.clear import resume_clear  # noqa: PLC0415 - as above
-    from kvdock_mooncake.direct import DirectConnections  # noqa: PLC0415 - as above
+    from kvdock_mooncake.peers import Connections  # noqa: PLC0415 - as above
     from kvdock_mooncake.pool import PoolHandle  # noqa: PLC0415 - as above
     from kvdock_mooncake.shared_clients import join_pool  # noqa: PLC0415 - as above
     from kvdock_mooncake.spill import owner_of  # noqa: PLC0415 - as above
@@ -149,7 +149,7 @@ def kvdock_register_pool(
 
     given: MooncakeSettings = config.settings or _unsaid()
     if config.to_peers and not given.master and not given.standalone:
-        peers = ConnectedPool.of(config, region.blocks, DirectConnections(given))
+        peers = ConnectedPool.of(config, region.blocks, Connections(given))
         return NoPages(peers, peers.release)
     settings = _joins_with(config)
     _warn_if_unverified(pool, region, config.shard, settings)
@@ -161,7 +161,7 @@ def kvdock_register_pool(
     state = client.namespace_state(config.namespace, trial=config.trial)
     # One that was cleared just before the last pool left.
     resume_clear(client, state)
-    peers = ConnectedPool.of(config, region.blocks, DirectConnections(settings))
+    peers = ConnectedPool.of(config, region.blocks, Connections(settings))
     return PoolHandle(client, member, state, peers)
 
 

@@ -87,7 +87,7 @@ class PoolHandle:
         client: The client that it shares with the other pools.
         member: Its share of it.
         state: The namespace, as all pools of it share it.
-        peers: Its share of the attachment's direct transfers.
+        peers: Its share of the attachment's transfers to peers.
     """
 
     client: Client

@@ -39,7 +39,7 @@ def kvdock_manifest() -> Manifest:
         # Its library moves bytes from and to registered memory when it likes.
         gated_get=Support.NO,
         gated_put=Support.NO,
-        direct_transfer=Support.NATIVE,
+        peers=Support.NATIVE,
         integrity=Support.NATIVE,
         eviction=Support.NATIVE,
         touch=Support.NATIVE,
@@ -78,7 +78,7 @@ def kvdock_check_capability(
 ) -> Verdict | None:
     """Send nothing to peers without the library."""
     del pool, shard, settings
-    if capability is not Capability.DIRECT_TRANSFER:
+    if capability is not Capability.PEERS:
         return None
     from kvdock_nixl.library import check_installed  # noqa: PLC0415 - same
 

@@ -13,7 +13,7 @@ from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.library import load
 from kvdock_nixl.preconditions import why_not
-from kvdock_nixl.probe_direct import probe_direct
+from kvdock_nixl.probe_peers import probe_peers
 from kvdock_segments import check_root, try_engine
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def findings(settings: NixlSettings) -> list[Finding]:
         return [*found, Finding(ok=False, what=what, hint=hint)]
     if settings.root is None:
         what = "no root is set: pages go to peers, and none are stored"
-        return [*found, Finding(ok=True, what=what), probe_direct(library, settings)]
+        return [*found, Finding(ok=True, what=what), probe_peers(library, settings)]
     root = check_root(
         settings.root,
         free_bytes=settings.free_space,
@@ -44,7 +44,7 @@ def findings(settings: NixlSettings) -> list[Finding]:
     )
     found += [Finding(*one) for one in root]
     if all(one.ok for one in root):
-        found.append(probe_direct(library, settings))
+        found.append(probe_peers(library, settings))
         found.append(_round_trip(settings))
     return found
 

@@ -64,7 +64,7 @@ class NixlSettings(SegmentSettings):
     )
     ucx_transports: str = option(
         FENCED_TRANSPORTS,
-        help="Transports of direct transfers, as in UCX_TLS. With those by which a "
+        help="Transports of transfers to peers, as in UCX_TLS. With those by which a "
         "sender on the same host copies by itself (cma), slots of a sender that is "
         "lost stay held until it is dead.",
         alias=Alias(env="UCX_TLS"),

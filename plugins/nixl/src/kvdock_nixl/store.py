@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from kvdock.peers.connections import ConnectedPool
 from kvdock.plugin import StorelessPool, StoreWrapper
-from kvdock_nixl.direct import DirectConnections
 from kvdock_nixl.io_engine import NixlIOEngine
+from kvdock_nixl.peers import Connections
 from kvdock_segments import open_store
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class NixlStore(StoreWrapper):
 
     Args:
         pages: The store on segments.
-        peers: The pool's share of the attachment's direct transfers.
+        peers: The pool's share of the attachment's transfers to peers.
     """
 
     def __init__(self, pages: SegmentStore, peers: ConnectedPool) -> None:
@@ -63,7 +63,7 @@ def open_pool(
             record cannot be trusted.
     """
     settings: NixlSettings = config.settings
-    own = DirectConnections(settings.ucx_transports)
+    own = Connections(settings.ucx_transports)
     if settings.root is None and config.to_peers:
         peers = ConnectedPool.of(config, region.blocks, own)
         return NoPages(peers, peers.release)

@@ -35,7 +35,7 @@ def kvdock_manifest() -> Manifest:
         zero_copy=Support.EMULATED,
         memory_registration=Support.NO,
         host_allocator=Support.NO,
-        direct_transfer=Support.NO,
+        peers=Support.NO,
         integrity=Support.NO,
         eviction=Support.NO,
         durability=Scope.CLUSTER,

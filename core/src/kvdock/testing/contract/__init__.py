@@ -24,7 +24,6 @@ pytest.register_assert_rewrite(
 from kvdock.testing.contract.away import AwayTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.damage import DamageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.declared import DeclaredTests  # noqa: E402 - after the rewriting
-from kvdock.testing.contract.direct import DirectTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.faulty import FaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.final_tests import SealedError  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewriting
@@ -33,6 +32,7 @@ from kvdock.testing.contract.lifecycle import LifecycleTests  # noqa: E402 - aft
 from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.peers import PeerTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.reports import ReportTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.retention import RetentionTests  # noqa: E402 - after the rewriting
@@ -67,7 +67,7 @@ class BackendContract(
     LateTests,
     LifecycleTests,
     MemoryTests,
-    DirectTests,
+    PeerTests,
     ReportTests,
     RetentionTests,
     MachineTests,

@@ -54,7 +54,7 @@ _NEEDS: Mapping[Capability, Mapping[str, Any]] = MappingProxyType(
         Capability.INTEGRITY: {"native_integrity": True},
         Capability.EVICTION: {"eviction": True},
         Capability.FORK_SAFE: {"fork_safe": True},
-        Capability.DIRECT_TRANSFER: {"direct_transfer": True},
+        Capability.PEERS: {"peers": True},
         Capability.MEMORY_REGISTRATION: {"registrable": False},
     }
 )

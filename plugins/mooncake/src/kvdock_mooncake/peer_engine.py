@@ -53,7 +53,7 @@ to one with the interpreter's lock held."""
 
 
 def why_not(wheel: Wheel) -> str:
-    """Return what keeps a release from direct transfers; empty for nothing."""
+    """Return what keeps a release from transfers to peers; empty for nothing."""
     if not wheel.is_since(SINCE):
         return (
             f"{wheel} calls a write done before it has arrived; {SINCE} and newer "
@@ -92,7 +92,7 @@ def _start(settings: MooncakeSettings, *, listens: bool) -> Any:  # noqa: ANN401
 
 
 @attrs.define(eq=False)
-class DirectEngine:
+class PeerEngine:
     """A TransferEngine and its running calls.
 
     Args:
@@ -113,7 +113,7 @@ class DirectEngine:
     @classmethod
     def open(
         cls, settings: MooncakeSettings, memory: Pieces, *, listens: bool
-    ) -> DirectEngine:
+    ) -> PeerEngine:
         """Start an engine and register memory with it.
 
         Args:

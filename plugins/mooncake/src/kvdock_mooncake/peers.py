@@ -24,8 +24,8 @@ from kvdock.peers.connections import (
     TransferLost,
 )
 from kvdock.resilience import run_within
-from kvdock_mooncake.direct_engine import DirectEngine, EngineClosed
 from kvdock_mooncake.inflight import InFlightLimit
+from kvdock_mooncake.peer_engine import EngineClosed, PeerEngine
 from kvdock_mooncake.settings import split_address
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _KNOCK_S = 2.0
 
 
 @attrs.define(eq=False)
-class EngineConnection(Connection[DirectEngine]):
+class EngineConnection(Connection[PeerEngine]):
     """The way to one pool of another process, by its engine's "host:port".
 
     Args:
@@ -56,7 +56,7 @@ class EngineConnection(Connection[DirectEngine]):
 
     pauses_s = (1.0, 16.0)
 
-    shared: DirectConnections = attrs.field(repr=False)
+    shared: Connections = attrs.field(repr=False)
     scratch: int
     in_flight: InFlightLimit = attrs.field(init=False)
 
@@ -64,13 +64,13 @@ class EngineConnection(Connection[DirectEngine]):
     def _limit(self) -> InFlightLimit:
         return InFlightLimit(_PIECES_PER_PEER)
 
-    def reach(self, deadline_s: float) -> DirectEngine:
+    def reach(self, deadline_s: float) -> PeerEngine:
         """Open an engine that sends."""
         settings, memory = self.shared.settings, self.shared.memory()
 
-        def work() -> DirectEngine:
+        def work() -> PeerEngine:
             if _listens(self.peer, deadline_s):
-                engine = DirectEngine.open(settings, memory, listens=False)
+                engine = PeerEngine.open(settings, memory, listens=False)
                 try:
                     if engine.reach(self.peer, self.scratch):
                         return engine
@@ -87,9 +87,9 @@ class EngineConnection(Connection[DirectEngine]):
             )
 
         what = f"reaching the peer at {self.peer}"
-        return run_within(deadline_s, work, what, DirectEngine.close)
+        return run_within(deadline_s, work, what, PeerEngine.close)
 
-    def lose(self, link: DirectEngine) -> bool:
+    def lose(self, link: PeerEngine) -> bool:
         """Close the engine of a call that failed.
 
         Calls that still run on it end by the library's own timeouts, soon after.
@@ -99,8 +99,8 @@ class EngineConnection(Connection[DirectEngine]):
 
 
 @attrs.define(eq=False)
-class DirectConnections(PeerConnections[DirectEngine, EngineConnection]):
-    """The direct transfers of one attachment; its pools share them.
+class Connections(PeerConnections[PeerEngine, EngineConnection]):
+    """The transfers to peers of one attachment; its pools share them.
 
     Args:
         settings: Complete settings.
@@ -112,18 +112,18 @@ class DirectConnections(PeerConnections[DirectEngine, EngineConnection]):
 
     settings: MooncakeSettings
 
-    def listen(self, receiver: DirectEngine | None, memory: Pieces) -> DirectEngine:
+    def listen(self, receiver: PeerEngine | None, memory: Pieces) -> PeerEngine:
         """Return the engine that listens; a further pool needs another one."""
         if receiver is not None:
             if set(memory) <= set(receiver.memory):
                 return receiver
             receiver.end()
         deadline_s = time.monotonic() + self.settings.setup_timeout_s
-        start = partial(DirectEngine.open, self.settings, memory, listens=True)
+        start = partial(PeerEngine.open, self.settings, memory, listens=True)
         what = "starting a transfer engine"
-        return run_within(deadline_s, start, what, DirectEngine.close)
+        return run_within(deadline_s, start, what, PeerEngine.close)
 
-    def describe(self, receiver: DirectEngine, memory: Pieces) -> Endpoint:
+    def describe(self, receiver: PeerEngine, memory: Pieces) -> Endpoint:
         """Name the engine's address and its transport."""
         names = (receiver.address, self.settings.protocol.value)
         return Endpoint(names, receiver.scratch_address, memory)
@@ -155,7 +155,7 @@ class DirectConnections(PeerConnections[DirectEngine, EngineConnection]):
     def write(
         self,
         connection: EngineConnection,
-        link: DirectEngine,
+        link: PeerEngine,
         table: Int64Array,
         deadline_s: float,
     ) -> Outcome:

@@ -7,17 +7,17 @@ import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
-from direct_reference import DirectHandle, Receiver
+from peer_reference import PeerHandle, Receiver
 
 from kvdock.plugin.hookspecs import hookimpl
-from mutants.mutant import DirectMutant
+from mutants.mutant import PeerMutant
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
     from kvdock.geometry.region import Block
 
 
-class SwappedRows(DirectMutant):
+class SwappedRows(PeerMutant):
     """Sends two rows of one size to each other's place."""
 
     image_of = "descriptors sorted on one side only: tokens of two pages trade places"
@@ -33,7 +33,7 @@ class SwappedRows(DirectMutant):
         return local, swapped, sizes
 
 
-class TokenOffByOne(DirectMutant):
+class TokenOffByOne(PeerMutant):
     """Begins to read one byte after the row."""
 
     image_of = "page to token expansion that counts tokens from 1"
@@ -46,7 +46,7 @@ class TokenOffByOne(DirectMutant):
         return np.append(local[:-1] + 1, local[-1:]), remote, sizes
 
 
-class JoinOverAGap(DirectMutant):
+class JoinOverAGap(PeerMutant):
     """Joins rows that are neighbours here, and not at the peer."""
 
     image_of = "runs merged by the sender's addresses alone, over another token's slot"
@@ -71,7 +71,7 @@ class _Early(Receiver):
         threading.Timer(0.02, ctypes.memmove, arguments).start()
 
 
-class ArrivalTooEarly(DirectMutant):
+class ArrivalTooEarly(PeerMutant):
     """Reports rows as written that are still on their way."""
 
     image_of = "a completion for a posted send, taken for one of a finished write"
@@ -82,14 +82,14 @@ class ArrivalTooEarly(DirectMutant):
         return _Early(blocks)
 
 
-class FreedTooEarly(DirectMutant):
+class FreedTooEarly(PeerMutant):
     """Says that an endpoint is closed, and goes on taking rows."""
 
     image_of = "deregistered memory taken for a fence: late UCX writes still landed"
     caught_by = "test_nothing_lands_once_an_endpoint_is_said_to_be_closed"
 
     @hookimpl
-    def kvdock_withdraw(self, handle: DirectHandle) -> bool:
+    def kvdock_withdraw(self, handle: PeerHandle) -> bool:
         """Close nothing."""
         del handle
         return True

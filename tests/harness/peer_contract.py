@@ -1,4 +1,4 @@
-"""What a backend's library has to do for direct transfers, without a core above."""
+"""What a backend's library has to do for transfers to peers, without a core above."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-import direct_fuzz
 import numpy as np
+import peer_fuzz
 import pytest
-from direct_peers import PeerProcess, connected, two_processes
-from direct_trials import run, settings_of
+from peer_processes import PeerProcess, connected, two_processes
+from peer_trials import run, settings_of
 from peers import LONG_S
 from waiting import until
 
@@ -62,17 +62,17 @@ def check_trial(backend: str, transfers: int) -> None:
 
 
 def check_mutations(backend: str, mutations: int) -> None:
-    """Give changed messages to both sides of a backend; see `direct_fuzz`."""
+    """Give changed messages to both sides of a backend; see `peer_fuzz`."""
     wanted = int(os.environ.get(MUTATIONS, "0")) or mutations
     with settings_of(backend) as given:
-        found = direct_fuzz.run(backend, wanted, 1, given)
+        found = peer_fuzz.run(backend, wanted, 1, given)
     sys.stdout.write(f"\n{found}\n")
     assert found["grown_mib"] < GROWN_MIB
     for kind in ("offer", "ticket", "completion"):
         assert found[f"{kind} rejected"] > 0
 
 
-class DirectContract:
+class PeerContract:
     """Run by each backend that writes into a peer's memory."""
 
     backend = ""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from direct_requests import DirectRequests
+from peer_requests import PeerRequests
 
-# In the network of the other tests, as test_direct.py says.
+# In the network of the other tests, as test_peers.py says.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.mooncake,
@@ -13,5 +13,5 @@ pytestmark = [
 ]
 
 
-class TestMooncakeRequests(DirectRequests):
+class TestMooncakeRequests(PeerRequests):
     backend = "mooncake"

@@ -6,17 +6,17 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from direct_contract import DirectContract, check_mutations, check_trial
-from direct_fuzz import Fuzz
-from direct_peers import connected, two_processes
-from direct_trials import Rank, pools_of
 from listening import listening
+from peer_contract import PeerContract, check_mutations, check_trial
+from peer_fuzz import Fuzz
+from peer_processes import connected, two_processes
+from peer_trials import Rank, pools_of
 
 from kvdock import Attachment, Dock, Namespace, Outcome, Region, Shard
 from kvdock.errors import KvdockError
-from kvdock_mooncake.direct import MAX_ROWS, DirectConnections
-from kvdock_mooncake.direct_engine import why_not
 from kvdock_mooncake.library import Wheel
+from kvdock_mooncake.peer_engine import why_not
+from kvdock_mooncake.peers import MAX_ROWS, Connections
 
 # In the network of the other tests: the library keeps threads where it first began.
 pytestmark = [pytest.mark.mooncake, pytest.mark.usefixtures("library")]
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.mooncake, pytest.mark.usefixtures("library")]
 LOCAL = MappingProxyType({"host": "127.0.0.1"})
 
 
-class TestMooncakeDirect(DirectContract):
+class TestMooncakePeers(PeerContract):
     backend = "mooncake"
     settings = LOCAL
 
@@ -32,11 +32,11 @@ class TestMooncakeDirect(DirectContract):
 def test_calls_are_cut_by_rows_and_by_bytes() -> None:
     sizes = np.full(2000, 1000)
     chosen = np.arange(0, 2000, 1)
-    parts = list(DirectConnections.parts_of(chosen, sizes))
+    parts = list(Connections.parts_of(chosen, sizes))
     assert max(map(len, parts)) == MAX_ROWS
     assert np.array_equal(np.concatenate(parts), chosen)
     large = np.array([100 << 20, 40 << 20, 20 << 20, 20 << 20, 1])
-    found = [one.tolist() for one in DirectConnections.parts_of(np.arange(5), large)]
+    found = [one.tolist() for one in Connections.parts_of(np.arange(5), large)]
     assert found == [[0], [1, 2], [3, 4]]
 
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from direct_peers import Memory, PeerProcess, memory_file
-from direct_trials import settings_of
+from peer_processes import Memory, PeerProcess, memory_file
+from peer_trials import settings_of
 
 from kvdock import (
     Attachment,
@@ -93,7 +93,7 @@ class RequestSide:
             require=[self.backend], environ={"KVDOCK_PLUGINS": self.backend}
         )
         given = {self.backend: self.settings}
-        needs = RouteRequirements(direct_transfer=True)
+        needs = RouteRequirements(peers=True)
         plan = dock.plan([pool], Shard(), needs=needs, settings=given)
         region = Region.of(pool, Shard(), [self.memory], PAGES)
         core: CoreSettings = structure(
@@ -232,7 +232,7 @@ def check_untouched(receiver: PeerProcess, for_s: float = 1.0) -> None:
         time.sleep(0.05)
 
 
-class DirectRequests:
+class PeerRequests:
     """Run by each backend that writes into a peer's memory."""
 
     backend = ""

@@ -46,7 +46,7 @@ class AgentConnection(Connection[UcxAgent]):
 
     pauses_s = (1.0, 1.0)
 
-    shared: DirectConnections = attrs.field(repr=False)
+    shared: Connections = attrs.field(repr=False)
     scratch: int
     metadata: bytes = attrs.field(repr=False)
 
@@ -83,8 +83,8 @@ class AgentConnection(Connection[UcxAgent]):
 
 
 @attrs.define(eq=False)
-class DirectConnections(PeerConnections[UcxAgent, AgentConnection]):
-    """The direct transfers of one attachment; its pools share them.
+class Connections(PeerConnections[UcxAgent, AgentConnection]):
+    """The transfers to peers of one attachment; its pools share them.
 
     Args:
         transports: As in UCX_TLS.

@@ -104,10 +104,10 @@ def scattered(
     return near + places, far + rng.permutation(places), sizes.astype(np.int64)
 
 
-class DirectTests:
+class PeerTests:
     """Rows that go straight into a peer's memory."""
 
-    @contract_test(claimed("direct_transfer"), proves="direct_transfer")
+    @contract_test(claimed("peers"), proves="peers")
     def test_rows_arrive_at_their_addresses_and_nowhere_else(
         self, harness: Harness
     ) -> None:
@@ -133,7 +133,7 @@ class DirectTests:
                     f"first at offset {wrong[0]}"
                 )
 
-    @contract_test(claimed("direct_transfer"), proves="direct_transfer")
+    @contract_test(claimed("peers"), proves="peers")
     def test_a_row_that_is_ok_is_there(self, harness: Harness) -> None:
         with paired(harness) as pair:
             near, source = block_of(pair.near)
@@ -148,7 +148,7 @@ class DirectTests:
                 late = np.count_nonzero(target[:nbytes] != turn)
                 assert not late, f"{late} bytes were not there when their row was OK"
 
-    @contract_test(claimed("direct_transfer"), proves="direct_transfer")
+    @contract_test(claimed("peers"), proves="peers")
     def test_nothing_lands_once_an_endpoint_is_said_to_be_closed(
         self, harness: Harness
     ) -> None:
@@ -172,7 +172,7 @@ class DirectTests:
             assert (outcomes == Outcome.OK).all()
             assert (target[:8] == source[:8]).all()
 
-    @contract_test(claimed("direct_transfer"))
+    @contract_test(claimed("peers"))
     def test_a_peer_that_is_gone_is_not_ok_and_not_waited_for(
         self, harness: Harness
     ) -> None:
@@ -183,7 +183,7 @@ class DirectTests:
             outcomes = pair.send(np.array([near]), np.array([far]), np.array([8]))
             assert (outcomes != Outcome.OK).all(), "a pool that is released took a row"
 
-    @contract_test(claimed("direct_transfer"))
+    @contract_test(claimed("peers"))
     def test_an_endpoint_that_is_none_is_refused_in_time(
         self, harness: Harness
     ) -> None:

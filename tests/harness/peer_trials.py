@@ -1,6 +1,6 @@
 """Send requests between the ranks of two processes, and compare every byte.
 
-Usage: python direct_trials.py BACKEND TRANSFERS [SEED [SECONDS]]
+Usage: python peer_trials.py BACKEND TRANSFERS [SEED [SECONDS]]
 
 A transfer is what one rank sends to another for one request. Ends after so many
 seconds if that is earlier.
@@ -136,7 +136,7 @@ class Rank(Peer):
         plan = dock.plan(
             self.pools,
             self.shard,
-            needs=RouteRequirements(direct_transfer=True),
+            needs=RouteRequirements(peers=True),
             settings=given,
         )
         nbytes = {one.name: one.page_bytes(self.shard) for one in self.pools}

@@ -1,6 +1,6 @@
 """Change recorded messages at random, and give them to both sides of a backend.
 
-Usage: python direct_fuzz.py BACKEND MUTATIONS [SEED]
+Usage: python peer_fuzz.py BACKEND MUTATIONS [SEED]
 
 Both sides are in this process. Whatever comes, it is taken or rejected with an error
 of kvdock's: nothing else is raised, no slot stays held, and a healthy request arrives
@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import msgspec
 import numpy as np
-from direct_trials import Rank, pools_of, settings_of
+from peer_trials import Rank, pools_of, settings_of
 from peers import LONG_S, Content, settings
 
 from kvdock import NO_PAGE, Outcome
@@ -141,8 +141,8 @@ class Fuzz:
         offer = self.tried("offer", lambda: Offer.from_bytes(message))
         if offer is None:
             return
-        own = importlib.import_module(f"kvdock_{self.backend}.direct")
-        read = own.DirectConnections.read_endpoint
+        own = importlib.import_module(f"kvdock_{self.backend}.peers")
+        read = own.Connections.read_endpoint
         self.tried("endpoint", lambda: read(offer.endpoint))
         slots = np.where(np.arange(TOKENS) % 3 == 1, NO_PAGE, np.arange(TOKENS))
         request = self.tried(

@@ -172,23 +172,23 @@ class Peer:
 
 
 @attrs.define(eq=False)
-class DirectHandle(Handle):
+class PeerHandle(Handle):
     """One attached pool, and its receiver once it was offered."""
 
     receiver: Receiver | None = None
 
 
-class DirectReference(MemoryReference):
+class PeerReference(MemoryReference):
     """The reference backend over a dict, with peers that write into its memory."""
 
-    name = "reference_direct"
+    name = "reference_peers"
     retention = Support.NO
 
     def manifest(self) -> Manifest:
-        """Declare what the reference declares, and direct transfer."""
+        """Declare what the reference declares, and transfers to peers."""
         return attrs.evolve(
             super().manifest(),
-            direct_transfer=Support.NATIVE,
+            peers=Support.NATIVE,
             fork_safe=Support.NO,
             max_send_rows=512,
             landing_run_bytes=1024,
@@ -198,17 +198,17 @@ class DirectReference(MemoryReference):
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> DirectHandle:
+    ) -> PeerHandle:
         """Remember which memory may be touched; nothing listens yet."""
         del pool
-        return DirectHandle(
+        return PeerHandle(
             self.open_shelf(config.settings),
             region.blocks,
             config.settings.quota_bytes,
         )
 
     @hookimpl
-    def kvdock_endpoint(self, handle: DirectHandle) -> bytes:
+    def kvdock_endpoint(self, handle: PeerHandle) -> bytes:
         """Listen for peers."""
         with handle.lock:
             if handle.receiver is None:
@@ -221,7 +221,7 @@ class DirectReference(MemoryReference):
 
     @hookimpl
     def kvdock_connect(
-        self, handle: DirectHandle, endpoint: bytes, deadline_s: float
+        self, handle: PeerHandle, endpoint: bytes, deadline_s: float
     ) -> Peer:
         """Connect to a receiver and prove that its endpoint was given to us."""
         del handle
@@ -248,7 +248,7 @@ class DirectReference(MemoryReference):
         return Peer(link)
 
     @hookimpl
-    def kvdock_disconnect(self, handle: DirectHandle, peer: Peer) -> bool:
+    def kvdock_disconnect(self, handle: PeerHandle, peer: Peer) -> bool:
         """Close a connection; every message on it was answered before."""
         del handle
         with peer.lock:
@@ -256,7 +256,7 @@ class DirectReference(MemoryReference):
         return True
 
     @hookimpl
-    def kvdock_withdraw(self, handle: DirectHandle) -> bool:
+    def kvdock_withdraw(self, handle: PeerHandle) -> bool:
         """Close the receiver; when this returns no thread of it is left."""
         with handle.lock:
             receiver, handle.receiver = handle.receiver, None
@@ -310,12 +310,12 @@ class DirectReference(MemoryReference):
     @hookimpl
     def kvdock_release(self, handle: Handle) -> None:
         """Release a pool."""
-        self.kvdock_withdraw(cast("DirectHandle", handle))
+        self.kvdock_withdraw(cast("PeerHandle", handle))
         handle.blocks = ()
 
 
-def __getattr__(name: str) -> DirectReference:
-    """Make a fresh plugin: `direct_reference:direct`."""
-    if name == "direct":
-        return DirectReference()
+def __getattr__(name: str) -> PeerReference:
+    """Make a fresh plugin: `peer_reference:peers`."""
+    if name == "peers":
+        return PeerReference()
     raise AttributeError(name)

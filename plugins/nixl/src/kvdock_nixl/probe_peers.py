@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TIME_S = 5.0
 
 
-def probe_direct(library: Library, settings: NixlSettings) -> Finding:
+def probe_peers(library: Library, settings: NixlSettings) -> Finding:
     """Write a few bytes from one agent to another."""
     transports = settings.ucx_transports
     agents: list[UcxAgent] = []

@@ -76,14 +76,14 @@ class Side:
         self, backend: str, memory: Memory, settings: dict[str, object]
     ) -> None:
         self.plugin = importlib.import_module(f"kvdock_{backend}.plugin")
-        direct = importlib.import_module(f"kvdock_{backend}.direct")
+        library = importlib.import_module(f"kvdock_{backend}.peers")
         found = structure(
             self.plugin.kvdock_manifest().settings, settings, where="tests"
         )
         self.config = AttachConfig(settings=found, shared={})
         given = found if backend == "mooncake" else found.ucx_transports
         block = Block(address(memory), memory.nbytes)
-        own = direct.DirectConnections(given)
+        own = library.Connections(given)
         pool = ConnectedPool.of(self.config, [block], own)
         self.handle = SimpleNamespace(peers=pool)
         self.memory = memory
@@ -271,7 +271,7 @@ class PeerProcess:
 def memory_file(nbytes: int) -> Iterator[str]:
     """Yield a file of zeros, in memory where that is possible."""
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="kvdock-direct-") as file:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="kvdock-peers-") as file:
         file.truncate(nbytes)
         yield file.name
 

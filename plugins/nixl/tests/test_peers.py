@@ -7,18 +7,18 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from direct_contract import DirectContract, check_mutations, check_trial
-from direct_fuzz import Fuzz
-from direct_peers import connected, two_processes
-from direct_trials import Rank, pools_of
 from listening import listening
+from peer_contract import PeerContract, check_mutations, check_trial
+from peer_fuzz import Fuzz
+from peer_processes import connected, two_processes
+from peer_trials import Rank, pools_of
 
 from kvdock import Attachment, Dock, Namespace, Outcome, Region, Shard
 from kvdock.errors import KvdockError
 from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS, is_fenced
 
 
-class TestNixlDirect(DirectContract):
+class TestNixlPeers(PeerContract):
     backend = "nixl"
     settings = MappingProxyType({"root": "/nowhere"})
 

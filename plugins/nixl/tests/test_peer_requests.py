@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from direct_requests import DirectRequests
+from peer_requests import PeerRequests
 
 pytestmark = pytest.mark.slow
 
 
-class TestNixlRequests(DirectRequests):
+class TestNixlRequests(PeerRequests):
     backend = "nixl"
