@@ -26,8 +26,6 @@ class Completion:
     """What an engine answered.
 
     Args:
-        tokens: The ids of the tokens that it made.
-        logprobs: Their log-probabilities.
         cached: Tokens of the prompt that it did not compute; None where it does not
             say.
     """

@@ -74,10 +74,8 @@ def with_value(tree: Tree, path: Sequence[str], value: object) -> dict[str, Any]
 def wrong_in(tree: Tree, origin: str, schemas: Mapping[str, type]) -> list[Wrong]:
     """Find every problem of the settings in a file.
 
-    Args:
-        tree: What the file holds; variables may give what it lacks.
-        origin: How messages name it.
-        schemas: Settings class by where it belongs: `backends.NAME`.
+    Variables may give what the file lacks. `schemas` are settings classes by where they
+    belong, such as `backends.NAME`.
     """
     found: list[Wrong] = []
     groups: dict[str, dict[str, Any]] = {}

@@ -21,9 +21,6 @@ def lazy_names(
     They are the imports `from MODULE import NAME as NAME` in the package's own source,
     under `if TYPE_CHECKING:`. A second list of them would have to be kept equal.
 
-    Args:
-        package: The package's name.
-
     Returns:
         The package's `__getattr__`, `__dir__` and `__all__`.
 

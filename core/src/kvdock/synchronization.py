@@ -85,11 +85,7 @@ def remaining_s(deadline_s: float) -> float:
 
 
 class SharedTime:
-    """Time that calls under way share: of each second, each gets its part.
-
-    Args:
-        clock: Seconds.
-    """
+    """Time that calls under way share: of each second, each gets its part."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -40,11 +40,8 @@ class BounceBuffer(threading.local):
     def read(self, file: int, offset: int, wanted: int, *, direct: bool) -> int:
         """Read from a file; return the bytes, fewer at its end.
 
-        Args:
-            file: Descriptor.
-            offset: Where to begin.
-            wanted: How much, at most the size of the buffer.
-            direct: Whether only whole blocks can be read.
+        `wanted` is at most the size of the buffer. If `direct`, only whole blocks can
+        be read.
 
         Raises:
             OSError: If it cannot be read.
@@ -60,11 +57,6 @@ class BounceBuffer(threading.local):
 
     def write(self, file: int, offset: int, wanted: int) -> int:
         """Write whole blocks to a file; return the bytes that are not padding.
-
-        Args:
-            file: Descriptor.
-            offset: Where to begin.
-            wanted: How much of the buffer.
 
         Raises:
             OSError: If it cannot be written.

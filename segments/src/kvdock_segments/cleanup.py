@@ -88,10 +88,6 @@ def _names(folder: int) -> list[str]:
 def remove_empty(root: int, namespace: str) -> bool:
     """Remove a namespace that is empty and that no store has open.
 
-    Args:
-        root: Descriptor of the store's root.
-        namespace: Its digest.
-
     Returns:
         Whether it was removed.
     """
@@ -146,14 +142,7 @@ def _is_empty(namespace_fd: int) -> bool:
 def delete_if_unowned(
     namespace_fd: int, pool: str, name: str, kept_by: WriterLiveness | None
 ) -> bool:
-    """Delete one segment, unless it has a writer, is pinned, or holds promised pages.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        pool: Name of the segment's folder.
-        name: Name of its index file.
-        kept_by: How living writers are detected; None if it is unknown.
-    """
+    """Delete a segment unless it has a writer, is pinned, or holds promised pages."""
     index_name = IndexName.parse(name)
     if index_name is None:
         return False
@@ -193,13 +182,9 @@ def collect_garbage(
 ) -> int:
     """Delete leftovers of writers that died while creating a segment.
 
-    Args:
-        folder: Descriptor of a folder of segments.
-        kept_by: How living writers are detected; None if it is unknown.
-        lost: Delete segments as well whose index is torn or of an earlier
-            version, and index files without pages.
-        newer: Delete segments of a later version as well.
-        limit_s: Most time that it takes; the next sweep goes on.
+    If `lost`, segments go as well whose index is torn or of an earlier version, and
+    index files without pages; if `newer`, segments of a later version. After `limit_s`
+    the next sweep goes on.
 
     Returns:
         Bytes that were freed.
@@ -259,10 +244,6 @@ def linked_segments(namespace_fd: int) -> list[list[tuple[str, int]]]:
 
 def delete_linked(namespace_fd: int, kept_by: WriterLiveness | None) -> int:
     """Delete segments that share their file of pages, but one of each group.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        kept_by: How living writers are detected; None if it is unknown.
 
     Returns:
         Number of segments that were deleted.

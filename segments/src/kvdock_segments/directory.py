@@ -40,11 +40,8 @@ class SegmentDirectory:
 
     Args:
         fd: Descriptor of the folder; closed with it.
-        object_bytes: Size of the objects.
-        index: Where records go.
         numbers: Segment by its number in the index, of all folders.
         lock: Held around every use of the index.
-        liveness: How living writers are detected.
     """
 
     def __init__(

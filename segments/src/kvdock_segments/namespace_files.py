@@ -54,13 +54,8 @@ def keep_files(
 ) -> None:
     """Write the small files of a namespace; replace those that are damaged.
 
-    Called when a store is opened. They are not written if the disk is full.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        namespace: Its digest.
-        record: The bytes of that digest, or b"" if they are unknown.
-        kept_by: How living writers are detected.
+    Called when a store is opened. They are not written if the disk is full. `record` is
+    the bytes of that digest, or b"" if they are unknown.
 
     Raises:
         OSError: If too many files are open.
@@ -101,12 +96,7 @@ def _keep_record(namespace_fd: int, namespace: str, record: bytes) -> None:
 
 
 def damaged_files(namespace_fd: int, namespace: str) -> tuple[str, ...]:
-    """Return the names of small files that are damaged or unfinished.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        namespace: Its digest.
-    """
+    """Return the names of small files that are damaged or unfinished."""
     with listing(namespace_fd) as entries:
         found = [one.name for one in entries if is_leftover(one.name, FILES)]
     found = [name for name in found if not _in_writing(namespace_fd, name)]
@@ -121,10 +111,6 @@ def remove_damaged(namespace_fd: int, namespace: str) -> int:
     """Delete small files that are damaged or unfinished.
 
     The next store that is opened writes them again.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        namespace: Its digest.
 
     Returns:
         Bytes that were freed.

@@ -104,11 +104,7 @@ def is_namespace(name: str) -> bool:
 
 
 def namespaces_in(root: int) -> tuple[str, ...]:
-    """Return the namespaces that a store holds, sorted.
-
-    Args:
-        root: Descriptor of its root.
-    """
+    """Return the namespaces that a store holds, sorted."""
     with listing(root) as entries:
         found = [e.name for e in entries if is_namespace(e.name) and is_folder(e)]
     return tuple(sorted(found))
@@ -136,11 +132,7 @@ def check_namespace(name: str) -> str:
 def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
     """Open a store's root; return a descriptor.
 
-    Args:
-        root: The directory.
-        shared: Accept a root that belongs to another user, or that group or world
-            can write.
-        create: Create it if it is missing.
+    `shared` accepts one that belongs to another user, or that group or world can write.
 
     Raises:
         KvdockError: If it is not a directory that only this user can write.
@@ -216,11 +208,6 @@ NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR)
 def open_file(folder: int, name: str, flags: int) -> int:
     """Open a file inside a folder; return a descriptor.
 
-    Args:
-        folder: Descriptor of the folder.
-        name: The file's name.
-        flags: How to open it, as for `os.open`.
-
     Raises:
         OSError: If it is missing, a link, or not a regular file (ENXIO).
     """
@@ -230,11 +217,8 @@ def open_file(folder: int, name: str, flags: int) -> int:
 def open_data(folder: int, name: str, *, create: bool, direct: bool) -> int:
     """Open a segment's data for reading and, where that can be, writing.
 
-    Args:
-        folder: Descriptor of the folder.
-        name: The file's name.
-        create: Make the file; it must not be there yet.
-        direct: Bypass the page cache (O_DIRECT).
+    `create` makes the file, which must not be there yet; `direct` bypasses the page
+    cache (O_DIRECT).
 
     Raises:
         OSError: If it cannot be opened.
@@ -289,11 +273,7 @@ def replace_folder(fd: int, fresh: int) -> None:
     """Make a descriptor refer to another folder, for all of its users.
 
     Threads that use it meanwhile see one of the two folders, and never another file
-    that was given the same number.
-
-    Args:
-        fd: The descriptor.
-        fresh: Descriptor of the other folder; closed.
+    that was given the same number. `fresh` is closed.
     """
     try:
         os.dup2(fresh, fd, inheritable=False)
@@ -319,11 +299,7 @@ def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
 def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     """Open a namespace's folder; create it if it is missing.
 
-    Args:
-        root: Descriptor of the root.
-        namespace: Its digest.
-        record: The bytes of which the digest is the SHA-256: what the
-            namespace covers.
+    The digest is the SHA-256 of the record, which is what the namespace covers.
 
     Raises:
         NamespaceError: If the digest and the record do not belong together.
@@ -418,11 +394,6 @@ def remove(folder: int, name: str) -> int | None:
 
 
 def is_leftover(name: str, files: Collection[str]) -> bool:
-    """Return whether `write_aside` set this aside, or did not end.
-
-    Args:
-        name: Name of a file.
-        files: Names of files that are written aside.
-    """
+    """Return whether `write_aside` set this aside, or did not end."""
     match = _LEFTOVER.fullmatch(name)
     return match is not None and (match[1] or match[2]) in files

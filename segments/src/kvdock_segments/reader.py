@@ -35,12 +35,7 @@ _LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)
 
 
 class Reader:
-    """Loads objects of a catalog.
-
-    Args:
-        catalog: Finds them.
-        engine: Moves their bytes.
-    """
+    """Loads objects of a catalog."""
 
     def __init__(self, catalog: Catalog, engine: IOEngine) -> None:
         self._catalog = catalog

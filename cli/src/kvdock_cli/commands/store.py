@@ -303,7 +303,6 @@ class _Doomed:
         salt: Digest of the salt of a tenant; "" for any.
         number: Of the tenant's pages in other namespaces.
         last_ns: When a namespace was used at the latest; 0 for any time.
-        choice: Which pages.
     """
 
     namespace: str
@@ -562,7 +561,6 @@ class _Choice:
     Args:
         wanted: Keys, or what follows the namespace in them, in order; empty for all.
         first_ns: When a page was used at the earliest.
-        last_ns: The same, at the latest.
     """
 
     wanted: Sequence[str]
@@ -603,10 +601,7 @@ def open_store(
 ) -> Store:
     """Open what is named with the backend that keeps it.
 
-    Args:
-        target: A directory or a URL.
-        pairs: Settings of its backend, as KEY=VALUE.
-        shared_root: Whether to accept a directory that others may write.
+    `target` is a directory or a URL, `pairs` are settings as KEY=VALUE.
 
     Raises:
         UsageProblem: If no installed backend keeps a store there.

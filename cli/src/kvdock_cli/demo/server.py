@@ -18,10 +18,6 @@ Settings = Mapping[str, object]
 def served(name: str, given: Settings) -> Iterator[tuple[Settings, str]]:
     """Start the server that a backend announces, if it announces one.
 
-    Args:
-        name: The backend.
-        given: The user's settings for it.
-
     Yields:
         The settings to use, and a sentence that says what was started; "" for
         nothing.

@@ -26,11 +26,8 @@ class Run:
     """The figures of one backend.
 
     Args:
-        backend: Its name.
         raw: What stands beside it: "disk" or "loopback".
         runs: Batches that were timed for each figure.
-        figures: One for each size of page and batch, and count of threads.
-        token_bytes: KV bytes of a token.
         recompute_tokens_per_s: Tokens that the engine prefills per second; 0 where
             that is not known.
         recompute_from: How that is known: "given" or "engine", which was measured.

@@ -28,11 +28,7 @@ def listing_text(
 ) -> str:
     """Render one line for each namespace, with what became of it if that is given.
 
-    Args:
-        surveys: The namespaces.
-        style: Of the terminal.
-        outcomes: What became of each.
-        retained: Whether to show what is promised, and what expires.
+    With `retained`, it shows what is promised and what expires.
     """
     if not surveys:
         return "no page is promised or expires" if retained else "the store is empty"
@@ -217,11 +213,7 @@ class Removal:
     """A namespace that was chosen to go, and what became of it.
 
     Args:
-        survey: What it held.
         in_use: Why a process may have it open; "" if none has.
-        goes: Whether it is deleted.
-        freed_bytes: What that freed.
-        target: The store that holds it.
         pages: How many of its pages were chosen; None for the whole of it.
     """
 
@@ -283,13 +275,10 @@ class Copied:
     """What became of the objects of a namespace that were to be copied.
 
     Args:
-        namespace: Its digest.
-        model: Identity of the model.
         copied: Objects that the target has now, verified there.
         present: Those that it had already.
         damaged: Those that are wrong or gone in the source.
         failed: Those that the target did not take.
-        copied_bytes: Bytes of the copied ones.
     """
 
     namespace: str
@@ -342,9 +331,6 @@ class Retained:
     """What became of the objects of a namespace whose times were to change.
 
     Args:
-        namespace: Its digest.
-        pages: Objects that were chosen.
-        nbytes: Bytes of those.
         answers: How many were "accepted", "clipped", "absent" or "unsupported".
     """
 

@@ -27,10 +27,8 @@ class Trace:
     """Requests to serve, and what they add up to.
 
     Args:
-        name: What tables call it.
         requests: Blocks of each in the order of the prefix, as numbers from 0 to
             `unique` - 1.
-        unique: Different blocks.
         seconds: From the first request to the last one; 0 where that is not known.
     """
 

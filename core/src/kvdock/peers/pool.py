@@ -35,10 +35,6 @@ def compatibility(record: Mapping[str, object], pool: str) -> str:
 
     Everything of the namespace, and of its pools this one alone. Page size, layout
     and ranks are left out: the grids say how they differ.
-
-    Args:
-        record: The namespace's record.
-        pool: The pool's name.
     """
     pools = cast("Mapping[str, Mapping[str, object]]", record["pools"])
     own = dict(pools[pool])
@@ -54,8 +50,6 @@ class PeerPool:
     """One pool of an attachment, with what its peers need.
 
     Args:
-        attached: The pool, its memory and its leases.
-        grid: Where its tokens lie.
         compatibility: Digest of all that must be equal on both sides.
         area: Where whole pages land, or None.
     """
@@ -71,12 +65,7 @@ class PeerPool:
 
     @classmethod
     def of(cls, attached: AttachedPool, record: Mapping[str, object]) -> PeerPool:
-        """Prepare an attached pool for peers.
-
-        Args:
-            attached: A pool whose route goes to peers.
-            record: The namespace's record.
-        """
+        """Prepare an attached pool for peers."""
         grid = attached.region.grid
         assert grid is not None, "attaching has checked it"  # noqa: S101
         landing = attached.landing
@@ -119,10 +108,7 @@ class PeerPool:
     ) -> Offer:
         """Return what peers need to know.
 
-        Args:
-            endpoint: Where they reach it; empty for a side that only sends.
-            epoch: Which tickets of this process may be used.
-            keys: What signs it.
+        The endpoint is empty for a side that only sends.
         """
         return Offer(
             pool=self.name,

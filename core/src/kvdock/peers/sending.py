@@ -79,13 +79,7 @@ class _Peer:
 
 
 class Sender:
-    """All that an attachment sends.
-
-    Args:
-        core: Deadlines and bounds.
-        pools: Pool name to the pool.
-        keys: What signs completions.
-    """
+    """All that an attachment sends."""
 
     def __init__(
         self,

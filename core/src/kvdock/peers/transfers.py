@@ -68,7 +68,6 @@ class _Wanted:
     """The share of one pool in a request.
 
     Args:
-        pool: The pool.
         slots: int64 (n,), checked; below 0 for none.
         offers: Number of each sender that has the pool, and what it offers.
     """
@@ -113,10 +112,8 @@ class PeerTransfers:
     def offer(self, pool: str, *, receives: bool = True) -> Offer:
         """Return what a peer must know of a pool.
 
-        Args:
-            pool: The pool's name.
-            receives: Whether peers are to send to it: opens its endpoint. A side
-                that only sends offers its pools without one.
+        If it receives, its endpoint is opened for peers. A side that only sends offers
+        its pools without one.
 
         Raises:
             KvdockError: If it is not such a pool, or its endpoint does not open.

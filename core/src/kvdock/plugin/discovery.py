@@ -85,11 +85,8 @@ class Candidate:
     """An entry point and where it comes from.
 
     Args:
-        name: The entry point's name.
         value: What it points at.
         distribution: Which distribution announces it.
-        version: The version of that distribution.
-        group: The entry point's group.
         oracle: The oracle of a backend, as the entry point in `ORACLES` that
             its own distribution announces under the same name; "" for none.
     """
@@ -120,9 +117,6 @@ class LoadedPlugin:
     """A plugin that passed every stage.
 
     Args:
-        candidate: Its entry point.
-        manifest: What it declares.
-        path: The file that it was loaded from.
         manager: Its hooks, and those that the core answers in its place.
         implemented: The hooks that are answered.
         defaults: Those of them that the core answers.
@@ -252,12 +246,7 @@ def usable_entry_points(
 def missing_allowed(
     candidates: Iterable[Candidate], chosen: Selection
 ) -> tuple[PluginProblem, ...]:
-    """Return a problem for each allowed name that no plugin of any group has.
-
-    Args:
-        candidates: The backends that are installed.
-        chosen: What may be used.
-    """
+    """Return a problem for each allowed name that no plugin of any group has."""
     known = {
         word for one in candidates for word in (one.name, _canonical(one.distribution))
     }

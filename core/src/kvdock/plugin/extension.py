@@ -24,7 +24,6 @@ class Extension:
     """A record that an entry point names; a subclass for each group of them.
 
     Args:
-        name: The entry point's name.
         summary: What it does, in one line.
         settings: The attrs class of its settings; it has none by default.
         build: Makes the object from such settings.
@@ -90,10 +89,6 @@ class Extension:
 
     def built(self, given: Mapping[str, object], what: str) -> Any:  # noqa: ANN401 - what `build` makes
         """Build it with settings.
-
-        Args:
-            given: The settings.
-            what: What it is, for messages.
 
         Raises:
             PluginError: If it cannot be used.

@@ -52,10 +52,6 @@ def try_each(
 
     They are forks of one process that has imported kvdock and nothing else.
 
-    Args:
-        candidates: What to try.
-        timeout_s: Time for each.
-
     Returns:
         What is wrong with those that cannot be loaded.
     """
@@ -88,12 +84,8 @@ def _problem(
 ) -> PluginProblem | None:
     """Return what is wrong with one candidate, as its own process tells.
 
-    Args:
-        candidate: What was tried.
-        code: How its process ended: a status, the negative number of a signal, or
-            None if it did not end in time.
-        said: What it answered, as JSON.
-        timeout_s: The time that it had.
+    `code` is a status, the negative number of a signal, or None if the process did not
+    end in time; `said` is what it answered, as JSON.
     """
     if code is None:
         return _crashed(candidate, f"its import took more than {timeout_s:g} s")

@@ -57,7 +57,6 @@ class ValidatedPlugin:
     """What a plugin that keeps the contract consists of.
 
     Args:
-        manifest: What it declares.
         manager: Its hooks, and those that the core answers in its place.
         implemented: The hooks that are answered.
         defaults: Those of them that the core answers.
@@ -71,11 +70,6 @@ class ValidatedPlugin:
 
 def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPlugin:
     """Check a plugin and give it a plugin manager of its own.
-
-    Args:
-        plugin: A module or an object with marked hooks.
-        name: The name of its entry point.
-        distribution: What a user would upgrade.
 
     Raises:
         ContractViolation: At the first thing that is wrong.

@@ -49,7 +49,6 @@ class Coordinate:
     """The coordinate of an object in its page, as text and back.
 
     Args:
-        pool: The pool's name.
         layers: Span of global layer numbers; of a pool that skips layers,
             those in between that it has.
         heads: Span of heads, or None where heads are not divided.

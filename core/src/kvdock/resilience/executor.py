@@ -283,9 +283,7 @@ class DeadlineExecutor:
     def spawn(self, quota: ConcurrencyQuota, work: Callable[[], Any]) -> bool:
         """Start a background task: work whose result no caller waits for.
 
-        Args:
-            quota: Bounds the tasks of this kind; calls have a quota of their own.
-            work: What to do.
+        The quota bounds the tasks of this kind; calls have a quota of their own.
 
         Returns:
             Whether it was started.
@@ -315,8 +313,7 @@ class DeadlineExecutor:
     def discount_abandoned(self, *quotas: ConcurrencyQuota) -> None:
         """Discount abandoned calls after the backend has answered a probe.
 
-        Args:
-            quotas: Of the background tasks to discount as well.
+        Background tasks of the given quotas are discounted as well.
         """
         with self._lock:
             for quota in (self._overrun, *quotas):
@@ -345,10 +342,8 @@ class DeadlineExecutor:
     def shutdown(self, deadline_s: float, last: Callable[[], None]) -> bool:
         """Close: reject calls, wait for running ones, and run a last step.
 
-        Args:
-            deadline_s: Until when to wait for calls under way.
-            last: Done here if all calls have ended, otherwise on the thread
-                of the call that ends last.
+        `last` is done here if all calls have ended, otherwise on the thread of the call
+        that ends last.
 
         Returns:
             Whether everything has ended.

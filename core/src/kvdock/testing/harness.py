@@ -364,12 +364,7 @@ class Harness:
     ) -> tuple[Setup, ...]:
         """Attach pools of one engine process, with one client for all.
 
-        Args:
-            pools: What to attach.
-            shard: Which rank to be.
-            model: Which namespace to be in.
-            pages: Pages of memory for each pool.
-            like: Take the namespace of this one instead.
+        The namespace is that of `like`, if given.
 
         Raises:
             AssertionError: If a pool finds no route that the manifest allows.

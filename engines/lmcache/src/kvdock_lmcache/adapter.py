@@ -92,7 +92,6 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
     """LMCache's second level on the backends that the settings name.
 
     Args:
-        config: The settings.
         l1_memory_desc: The memory of the first level, which objects lie in.
 
     Raises:

@@ -35,14 +35,7 @@ LEAST_STRIDE = 64
 
 @attrs.frozen
 class Form:
-    """What LMCache knows of the objects of a pool.
-
-    Args:
-        model: The model's name.
-        shapes: Shape of each tensor of an object.
-        dtypes: Its type.
-        nbytes: Bytes of an object.
-    """
+    """What LMCache knows of the objects of a pool."""
 
     model: str
     shapes: tuple[tuple[int, ...], ...]
@@ -104,8 +97,6 @@ class Arena:
     """The memory of LMCache's first level.
 
     Args:
-        address: Where it begins.
-        nbytes: Its size.
         stride: Bytes from a page to the next; objects begin at its multiples.
     """
 

@@ -196,10 +196,7 @@ def _examined(
 ) -> Iterator[Finding]:
     """Look at a configuration, and at the backends that it chooses.
 
-    Args:
-        extra: The configuration.
-        model: The description of a model and the name of its draft, or "" each.
-        flags: Of SGLang's command line.
+    `model` is the description of a model and the name of its draft, or "" each.
     """
     for what, hint in engine_problems(extra):
         yield Finding(ok=False, what=what, hint=hint)

@@ -44,8 +44,6 @@ class Patch:
 
     Args:
         target: Dotted path of the function that asks.
-        hook: What is put around it.
-        lost: What does not work without the hook.
         uses: What the hook relies on. Hooks that only work together have the
             same entries, so that either all or none of them are in place.
     """
@@ -520,7 +518,6 @@ class SkippedPatch:
     """A patch that is left out of this SGLang.
 
     Args:
-        closed: The patch.
         missing: What it relies on and this SGLang lacks.
     """
 

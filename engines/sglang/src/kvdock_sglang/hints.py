@@ -45,9 +45,6 @@ class RequestPages:
     """The pages that requests with hints have, or will have.
 
     Noted on the scheduler's thread, and looked up on those of the writes.
-
-    Args:
-        hints: Reads and applies hints.
     """
 
     hints: Hints
@@ -59,13 +56,7 @@ class RequestPages:
         req: Any,  # noqa: ANN401 - SGLang's Req
         pools: Sequence[AttachedPool],
     ) -> None:
-        """Read the hints of a request that has arrived, once.
-
-        Args:
-            cache: SGLang's tree.
-            req: The request, whose tokens are known.
-            pools: The attached pools.
-        """
+        """Read the hints of a request that has arrived, once."""
         if req.kv_hints is None or hasattr(req, _MARK):
             return
         hints = self.hints.read(str(req.rid), req.kv_hints)

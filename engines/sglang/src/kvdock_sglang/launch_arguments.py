@@ -64,10 +64,8 @@ def identity_arguments(
 ) -> dict[str, object]:
     """Return what counts of SGLang's resolved launch arguments, as plain data.
 
-    Args:
-        resolved: Every launch argument, with the value that is in effect.
-        adapters_known: Whether the content of adapters is in the page hashes of
-            their requests. Otherwise the arguments about them count.
+    The arguments about adapters count unless their content is known to be in the page
+    hashes of their requests.
 
     Raises:
         NamespaceError: If two processes would describe a value differently.

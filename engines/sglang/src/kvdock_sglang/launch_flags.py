@@ -55,7 +55,6 @@ class Flags:
     """The storage flags of a command line.
 
     Args:
-        command: The command line, as it was given.
         given: Flag to value; a switch has the value "".
     """
 

@@ -46,12 +46,7 @@ def files_of_model(
 ) -> str:
     """Return what stands for a model's files.
 
-    Args:
-        path: A folder, a file, or a name of the hub.
-        revision: The hub's revision that the operator asked for.
-        commit: The hub's commit, where the engine knows it.
-        named: The operator's own name for the weights, in place of reading them.
-        weights: How much of the weights is read.
+    The operator's own name for the weights, `named`, stands in place of reading them.
 
     Raises:
         KvdockError: If a file was changed after the engine had started, or

@@ -52,7 +52,6 @@ class StorageOperation:
     """The operation of SGLang that a storage call belongs to.
 
     Args:
-        kind: What it does.
         request: The request's id; "" for a write.
         extra_key: The caller's key that keeps prefixes apart, with the adapter's.
         salt: The request's cache salt; a secret of its tenant.

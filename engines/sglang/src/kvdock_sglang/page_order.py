@@ -75,15 +75,9 @@ def page_order(
 ) -> str:
     """Return a digest of how a host pool orders the bytes of a page.
 
-    It is the same for every number of pages and of ranks, and for every release
-    whose code was probed.
-
-    Args:
-        pool: The engine's object, for its size and its class.
-        memory: Its tensors.
-        pages: Pages that the memory holds.
-        divided: The axis that ranks divide, counted from the innermost as in
-            Python, and the extent that it must have; None for no such axis.
+    It is the same for every number of pages and of ranks, and for every release whose
+    code was probed. `divided` is the axis that ranks divide, counted from the innermost
+    as in Python, and the extent that it must have; None for no such axis.
 
     Raises:
         RegionError: If the axes of a tensor are not as described, or the code

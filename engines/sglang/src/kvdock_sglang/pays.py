@@ -34,12 +34,7 @@ def decide(
 ) -> int:
     """Return how many of the pages that were found are loaded.
 
-    Args:
-        attachments: The attached pools.
-        policy: Decides.
-        operation: Whose prefix it is; gets the limit of its load.
-        hashes: Pages that were found.
-        page_tokens: Tokens of a page.
+    The operation gets the limit of its load.
     """
     count = len(hashes)
     restorable = np.ones(count + 1, np.bool_)

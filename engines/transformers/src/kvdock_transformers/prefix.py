@@ -14,10 +14,6 @@ def page_hashes(token_ids: Sequence[int], page_tokens: int) -> list[str]:
     prompts share a digest only where they agree from the first token on. A
     last page that is not full has no hash: it will still change.
 
-    Args:
-        token_ids: the prompt.
-        page_tokens: tokens per page.
-
     Returns:
         One SHA-256 digest in hex per full page.
     """

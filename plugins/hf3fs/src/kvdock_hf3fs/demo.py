@@ -32,9 +32,6 @@ def local_server(
 
     Entry point `hf3fs` of the group `kvdock.servers`.
 
-    Args:
-        given: The user's settings for this backend.
-
     Yields:
         Settings to use instead, and a sentence that says that this is a fake; ""
         if the user's own mount is used.

@@ -45,11 +45,8 @@ class Mapping:
     """Mapped shared memory, unmapped when nothing refers to it any more.
 
     Neither `mmap.mmap` nor `SharedMemory`: the first keeps a descriptor for each
-    mapping, the second two, and cannot be closed while an array looks into it.
-
-    Args:
-        fd: The file; not needed any more afterwards.
-        nbytes: Its size.
+    mapping, the second two, and cannot be closed while an array looks into it. The file
+    is not needed any more afterwards.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -86,8 +83,6 @@ class Iov:
     """Registered memory.
 
     Args:
-        address: Where it begins.
-        nbytes: Its size.
         kept: The library's object; its slices go into operations.
         bytes: The memory itself.
         users: The loan, and the pools that lie in it.
@@ -120,12 +115,8 @@ class Registry:
     ) -> HostMemory:
         """Make shared memory that rings reach.
 
-        Args:
-            usrbio: The library.
-            mount: The mount point.
-            nbytes: How much.
-            block: Bytes that are registered in one piece; 0 for all.
-            limit: Most bytes of this process; 0 for no limit.
+        Pieces of `block` bytes are registered, 0 for all in one; `limit` bounds the
+        bytes of this process, 0 for no limit.
 
         Raises:
             RegionError: If there is no room, or the daemon rejects it.

@@ -77,9 +77,6 @@ class ClassStorage:
 
     Calls of one kind exclude each other: SGLang has one thread for each kind.
 
-    Args:
-        settings: Which class, and how it is built and called.
-
     Raises:
         AttachError: If it cannot be built.
     """

@@ -72,7 +72,6 @@ class PoolRegistration:
     """One pool's share of a client.
 
     Args:
-        blocks: Registered ranges that it counts on.
         background: Whether it belongs to a background task instead of a pool,
             which ends with the last pool.
     """
@@ -85,17 +84,7 @@ class PoolRegistration:
 
 @attrs.define(eq=False)
 class Client:
-    """A store, its registered memory, and its running calls.
-
-    Args:
-        library: The loaded library.
-        settings: Complete settings.
-        store: The store, set up.
-        put_options: How objects are stored.
-        lookup_cache: Keys that were looked up lately.
-        in_flight: Bounds the pieces of memory under way.
-        spill: The directory of spilled objects, or None.
-    """
+    """A store, its registered memory, and its running calls."""
 
     library: Library
     settings: MooncakeSettings
@@ -125,10 +114,8 @@ class Client:
     def open(cls, settings: MooncakeSettings, owner: str, namespace: str) -> Client:
         """Join the cluster and prove that bytes can be stored and read back.
 
-        Args:
-            settings: Complete settings.
-            owner: This process's name, for the directory that it spills into.
-            namespace: Where the warm-up's key lies.
+        `owner` names this process, for the directory that it spills into; the warm-up's
+        key lies in `namespace`.
 
         Raises:
             KvdockError: If the library is missing, the cluster cannot be
@@ -248,9 +235,7 @@ class Client:
     ) -> PoolRegistration:
         """Register a pool's memory.
 
-        Args:
-            blocks: The memory.
-            background: Whether the member is to end with the last pool.
+        If `background`, the member ends with the last pool.
 
         Raises:
             KvdockError: If the library rejects it.

@@ -108,10 +108,7 @@ def limit_patience(
 def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:  # noqa: ANN401 - the library's own class
     """Set a store up, within `setup_timeout_s`.
 
-    Args:
-        library: The loaded library.
-        settings: Complete settings.
-        spill: Directory for the objects that its segment does not hold.
+    `spill` is the directory for objects that its segment does not hold.
 
     Raises:
         KvdockError: If the master is away, the library rejects it, or this is a
@@ -183,11 +180,7 @@ def _within(
 ) -> Any:  # noqa: ANN401 - the library's own class
     """Run a setup in a thread of its own and wait for it.
 
-    Args:
-        timeout_s: How long to wait.
-        make: Makes a store.
-        setup: Sets it up; returns 0, or the library's number.
-        advise: Says what to do about a number.
+    `setup` returns 0 or the library's number; `advise` says what to do about that.
     """
 
     def work() -> tuple[int, Any, frozenset[int]]:

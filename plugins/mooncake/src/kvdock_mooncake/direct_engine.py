@@ -116,11 +116,8 @@ class DirectEngine:
     ) -> DirectEngine:
         """Start an engine and register memory with it.
 
-        Args:
-            settings: Complete settings.
-            memory: Address and size of each piece.
-            listens: Whether peers write to it. One that only sends takes no
-                connection, where the transport is TCP.
+        `memory` has address and size of each piece. One that does not listen only
+        sends, and takes no connection where the transport is TCP.
 
         Raises:
             KvdockError: If the library cannot do this here.
@@ -217,9 +214,6 @@ class DirectEngine:
 
         True says that its threads have ended and its connections are closed: it
         reads and writes no memory of this process any more.
-
-        Args:
-            patience_s: How long to wait for that.
         """
         self.end()
         return self._teardown is not None and self._teardown.wait(patience_s)

@@ -138,8 +138,6 @@ class Feature:
     """Something that not every release can do.
 
     Args:
-        name: What it is called in messages.
-        present: Whether the loaded release has it.
         since: The first release that does.
     """
 
@@ -153,12 +151,8 @@ class Library:
     """The loaded client library.
 
     Args:
-        wheel: The distribution that it comes from.
-        store_class: Its client class.
         put_config_class: Its record of how to store.
-        setup_parameters: Names that its `setup` takes.
         put_options: Names of the fields of that record.
-        methods: Names of the client's methods.
         soft_pin: The value that asks for a soft pin; None where a flag does.
     """
 

@@ -81,14 +81,7 @@ Move = Callable[[Any, Sequence[str], list[Any], list[Any]], Sequence[int]]
 
 @attrs.frozen(eq=False)
 class PoolHandle:
-    """One pool of an attachment.
-
-    Args:
-        client: The client that it shares with the other pools.
-        member: Its share of it.
-        state: The namespace, as all pools of it share it.
-        peers: Its share of the attachment's direct transfers.
-    """
+    """One pool of an attachment."""
 
     client: Client
     member: PoolRegistration

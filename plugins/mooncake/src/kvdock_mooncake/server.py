@@ -65,10 +65,7 @@ class Server:
 def start_master(*options: str, port: int = 0, log: Path | None = None) -> Server:
     """Start a master; it answers when this returns.
 
-    Args:
-        options: Further flags, such as "-default_kv_lease_ttl=500".
-        port: Where it is to listen; 0 finds a free one.
-        log: Where its output goes; nowhere if None.
+    Port 0 finds a free one. Without a log its output goes nowhere.
 
     Raises:
         ServerError: If it does not come up.
@@ -99,12 +96,6 @@ def start_owner(
 ) -> Server:
     """Start a process that lends memory to a cluster until it is stopped.
 
-    Args:
-        master: The master's address.
-        segment_bytes: How much it lends.
-        options: Further flags of mooncake_client.
-        log: Where its output goes; nowhere if None.
-
     Raises:
         ServerError: If it does not come up.
     """
@@ -129,9 +120,6 @@ def local_server(
     """Bring what the backend needs, for as long as a demo runs.
 
     Entry point `mooncake` of the group `kvdock.servers`.
-
-    Args:
-        given: The user's settings for this backend.
 
     Yields:
         Settings to use instead, and a sentence that says what was started,

@@ -44,11 +44,7 @@ def join_pool(
 ) -> tuple[Client, PoolRegistration]:
     """Register a pool's memory with the client for these settings.
 
-    Args:
-        settings: Complete settings.
-        owner: This process's name; those that spill have a client each.
-        namespace: Where the warm-up's key lies.
-        blocks: The pool's memory.
+    Those that spill have a client for each `owner`, a process.
 
     Raises:
         KvdockError: If the cluster cannot be joined, or rejects the memory.
@@ -74,11 +70,6 @@ def allocate(
     """Take host memory that a standalone client reaches.
 
     It keeps the client's connection open until it is given back.
-
-    Args:
-        settings: Complete settings with `standalone`, the client's address.
-        nbytes: How much.
-        config: Whose memory it is.
 
     Raises:
         KvdockError: If there is no such client, or no memory.

@@ -33,9 +33,6 @@ _Forget = Callable[[], None]
 class AgentPair:
     """A reader, a writer, and what all pools share beside them.
 
-    Args:
-        io: How they move bytes.
-
     Raises:
         KvdockError: If NIXL cannot be used in this way here.
     """

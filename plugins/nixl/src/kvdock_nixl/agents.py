@@ -37,10 +37,6 @@ class Agent:
 
     Safe to use from several threads.
 
-    Args:
-        library: The loaded library.
-        io: How it moves bytes.
-
     Raises:
         KvdockError: If NIXL cannot be used in this way here.
     """

@@ -35,7 +35,6 @@ class NixlIOEngine(IOEngine):
     """Moves objects of one pool between registered memory and files.
 
     Args:
-        pair: The agents of this process.
         blocks: The pool's memory; registered until `close`.
         direct: Bypass the page cache (O_DIRECT).
         on_close: Called once when nothing is under way after `close`.

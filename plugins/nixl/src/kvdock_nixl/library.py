@@ -33,8 +33,6 @@ class Library:
     """The loaded library.
 
     Args:
-        distribution: Name of its wheel.
-        version: Of that wheel.
         api: Its Python module with agents.
         native: The module below that one.
         errors: What its calls raise; they have no base of their own.

@@ -74,7 +74,6 @@ class UcxAgent:
     So what arrives at its ports is dropped.
 
     Args:
-        library: The loaded library.
         transports: As in UCX_TLS.
         listens: Whether peers write to it; it then has a thread that takes bytes.
 
@@ -257,9 +256,6 @@ class UcxAgent:
 
         Its calls notice that it is to end. An agent that has calls all the same is
         kept for ever.
-
-        Args:
-            patience_s: How long to wait for its calls.
         """
         if os.getpid() != self._pid:
             return False

@@ -49,8 +49,6 @@ class DamagedObject:
     """An object whose bytes are not those that were stored.
 
     Args:
-        key: Its key.
-        nbytes: How many bytes it has.
         why: What is wrong with it, an outcome's name.
     """
 
@@ -66,11 +64,7 @@ class DamagedObject:
 
 @attrs.frozen
 class BucketStore:
-    """The namespaces below a URL.
-
-    Args:
-        client: Makes the requests.
-    """
+    """The namespaces below a URL."""
 
     client: ObjectClient
 

@@ -45,11 +45,7 @@ LIST_PAGE_KEYS = 1000
 
 
 class RequestFailed(Exception):  # noqa: N818 - what happened
-    """One request did not succeed.
-
-    Args:
-        failure: What it means.
-    """
+    """One request did not succeed."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.sentence)
@@ -57,11 +53,7 @@ class RequestFailed(Exception):  # noqa: N818 - what happened
 
 
 class WrongLength(Exception):  # noqa: N818 - what happened
-    """An object has another length than the memory for it.
-
-    Args:
-        nbytes: The length of the object.
-    """
+    """An object has another length than the memory for it."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"the object has {nbytes} bytes")
@@ -74,8 +66,6 @@ class Entry:
 
     Args:
         name: Its name below the prefix.
-        nbytes: Its length.
-        modified: When it was stored.
     """
 
     name: str
@@ -94,9 +84,6 @@ _HELD_OFF = Failure(
 
 class ObjectClient:
     """One bucket and prefix; any number of threads may use it at once.
-
-    Args:
-        settings: Where it is, and how requests are made.
 
     Raises:
         KvdockError: In a child that was forked after the library was used.

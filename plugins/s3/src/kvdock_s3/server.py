@@ -32,9 +32,6 @@ def local_server(
 
     Entry point `s3` of the group `kvdock.servers`.
 
-    Args:
-        given: The user's settings for this backend.
-
     Yields:
         Settings to use instead, and a sentence that says what was started,
         "" if the user's own bucket is used.

@@ -61,7 +61,6 @@ class Place:
 
     Args:
         service: Who serves the objects.
-        bucket: Bucket or container.
         prefix: What begins the name of every object, without slashes around.
     """
 

@@ -46,10 +46,6 @@ def check_seal(suite: type, machinery: Mapping[str, object]) -> None:
 
     What counts is what Python finds under a name, whichever base it is from.
 
-    Args:
-        suite: The class.
-        machinery: What belongs to every suite, by name.
-
     Raises:
         SealedError: If it changes what is not its own.
     """

@@ -154,9 +154,6 @@ class Suite:
     def __init_subclass__(cls, *, sealed: bool = False) -> None:
         """Reject a class that changes the contract without a reason.
 
-        Args:
-            sealed: The class makes up the contract itself.
-
         Raises:
             SealedError: If it changes what is not its own.
         """
