@@ -123,13 +123,10 @@ class MemoryGate:
                 self._left.notify_all()
 
     def close(self, deadline_s: float) -> bool:
-        """Let no further thread in, and wait for those inside.
+        """Let no further thread in, wait for those inside; return whether none is left.
 
         Args:
             deadline_s: Until when, on `time.monotonic()`'s clock.
-
-        Returns:
-            Whether the memory is free; False if a thread is still inside.
         """
         with self._lock:
             self._closed = True

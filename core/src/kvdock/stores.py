@@ -232,13 +232,10 @@ class Store(Protocol):
         older_s: float | None = None,
         newer: bool = False,
     ) -> int:
-        """Delete what no process can read, and pages if asked to.
+        """Delete what no process can read, and pages if asked; return the bytes freed.
 
         `to_bytes` is the most that the namespace may keep; pages older than `older_s`
         go, and if `newer` what a later version of kvdock has stored.
-
-        Returns:
-            The bytes that were freed.
         """
 
     def pages(

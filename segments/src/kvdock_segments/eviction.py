@@ -60,7 +60,7 @@ def plan_eviction(
     before_ns: int,
     over: Mapping[int, int] = NONE_ABOVE,
 ) -> EvictionPlan | None:
-    """Plan which pages go next.
+    """Plan which pages go next; None where nothing may go.
 
     Args:
         index: All pages of a pool.
@@ -69,9 +69,6 @@ def plan_eviction(
         before_ns: Pages that were used then, or later, stay.
         over: Tenants above their quotas, and how many pages each may lose: pages of
             all others stay as long as one of those may go.
-
-    Returns:
-        None where nothing may go.
     """
     if not writable.any():
         return None
@@ -191,13 +188,10 @@ class OtherPools:
         colder_than_ns: float = float("inf"),
         least_slots: int = 0,
     ) -> bool:
-        """Delete the coldest segment of the other pools.
+        """Delete the coldest segment of the other pools; return whether there was one.
 
         It spares the folder `but_fd`, segments that are warmer, and pools that would be
         left with fewer slots than `least_slots`.
-
-        Returns:
-            Whether one was deleted.
         """
         for coldest in self._coldest_first(but_fd, colder_than_ns, least_slots):
             if self.usage.delete(*coldest):

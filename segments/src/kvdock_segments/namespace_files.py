@@ -108,12 +108,9 @@ def damaged_files(namespace_fd: int, namespace: str) -> tuple[str, ...]:
 
 
 def remove_damaged(namespace_fd: int, namespace: str) -> int:
-    """Delete small files that are damaged or unfinished.
+    """Delete small files that are damaged or unfinished; return the bytes freed.
 
     The next store that is opened writes them again.
-
-    Returns:
-        Bytes that were freed.
     """
     freed = 0
     for name in damaged_files(namespace_fd, namespace):

@@ -93,11 +93,7 @@ def open_index(folder: int, name: str, *, write: bool = False) -> int:
 
 
 def read_header(fd: int, name: IndexName) -> Records | None:
-    """Read the header of an index file.
-
-    Returns:
-        None if it is torn, another segment's, or of a later version.
-    """
+    """Read a header; None if it is torn, another segment's, or of a later version."""
     header = parse_header(os.pread(fd, HEADER_BYTES, 0))
     if header is None or int(header["segment"][0]) != name.segment:
         return None
@@ -107,13 +103,10 @@ def read_header(fd: int, name: IndexName) -> Records | None:
 
 
 def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | None:
-    """Read an index file whole.
+    """Read an index file whole; None if its head is torn or of a later version.
 
     Records of other segments are ignored, and slots beyond the `data_bytes` of the file
     of pages are lost.
-
-    Returns:
-        None if the file is torn at its head or of a later version.
     """
     header = read_header(fd, name)
     if header is None:

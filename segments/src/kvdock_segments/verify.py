@@ -95,11 +95,7 @@ class _Checker:
                 os.close(data)
 
     def _check_damage(self, error: OSError) -> None:
-        """Distinguish a damaged file from one that must not be opened.
-
-        Raises:
-            KvdockError: If the error does not mean that the file is damaged.
-        """
+        """Raise KvdockError unless an error means that a file is damaged."""
         if error.errno in _NOT_FOR_US:
             raise KvdockError(
                 f"{self.home} cannot be {'healed' if self.heal else 'read'}: "

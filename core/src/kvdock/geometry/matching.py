@@ -218,11 +218,7 @@ def missing(mine: Grid, senders: Sequence[Grid]) -> str:
 
 
 def _check_comparable(mine: Grid, theirs: Grid) -> None:
-    """Raise unless two grids describe slices of one pool.
-
-    Raises:
-        RegionError: If they do not.
-    """
+    """Raise RegionError unless two grids describe slices of one pool."""
     shape = [(p.name, p.row_bytes, p.outer) for p in mine.parts]
     other = [(p.name, p.row_bytes, p.outer) for p in theirs.parts]
     if mine.pool != theirs.pool or mine.per is not theirs.per or shape != other:

@@ -180,11 +180,7 @@ class Connection(ABC, Generic[L]):
             self._lock.release()
 
     def lose(self, link: L) -> bool:
-        """Destroy the link of a call that failed; the next call opens another.
-
-        Returns:
-            Whether it reads no memory any more.
-        """
+        """Destroy the link of a failed call; return whether it reads no memory now."""
         with self._lock:
             if self.link is link:
                 self.link = None

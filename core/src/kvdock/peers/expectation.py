@@ -82,11 +82,7 @@ class ExpectedPart:
     landing: tuple[LandingSpan, Grid] | None = None
 
     def arrive(self, completion: Completion) -> bool:
-        """Verify what came, and copy it from the landing area to its slots.
-
-        Returns:
-            Whether the bytes are those that were sent.
-        """
+        """Verify what came and copy it to its slots; return whether it was whole."""
         sent = completion.digests.get(self.pool.name)
         if self.verify and (sent is None or not self._verified(sent)):
             return False

@@ -331,11 +331,7 @@ class Sender:
         channel.notify(RowsSent(pool=pool.name, rows=rows.count, descriptors=len(rows)))
 
     def close(self, deadline_s: float) -> bool:
-        """Reject new requests, and end connections that no call uses.
-
-        Returns:
-            Whether every request has ended.
-        """
+        """Reject new requests, end idle connections; return whether all have ended."""
         self._executor.close()
         drained = self._executor.drain(deadline_s)
         joined = self._executor.join(deadline_s)

@@ -361,11 +361,7 @@ class PeerTransfers:
             return list(self._requests.values())
 
     def _shared(self, given: Mapping[str, npt.ArrayLike]) -> dict[str, Int64Array]:
-        """Return the indices of each pool, where they share them too.
-
-        Raises:
-            KvdockError: If a pool is unknown, or numbers are not whole.
-        """
+        """Return the indices of each pool, where they share them too."""
         found = {}
         for name, numbers in given.items():
             if name not in self.pools:
@@ -391,11 +387,7 @@ class PeerTransfers:
         slots: Mapping[str, Int64Array],
         senders: Sequence[Mapping[str, Offer]],
     ) -> list[_Wanted]:
-        """Check what a request takes, pool by pool.
-
-        Raises:
-            KvdockError: If something that is required is missing.
-        """
+        """Check what a request takes, pool by pool."""
         found = []
         for name, pool in self.pools.items():
             required = pool.attached.pool.required
@@ -545,11 +537,7 @@ def _planned(
     landing_s: float,
     held: list[Lease | LandingSpan],
 ) -> ExpectedPart | None:
-    """Return what one sender sends of a pool; None if it has nothing of it.
-
-    Raises:
-        BusyError: If the landing area has no room.
-    """
+    """Return what one sender sends of a pool; None if it has nothing of it."""
     pool, slots, theirs = wanted.pool, wanted.slots, offer.grid
     by_page = theirs.per is Per.PAGE
     positions = len(slots) if by_page else theirs.positions(len(slots))
@@ -598,11 +586,7 @@ def _pool_ticket(part: ExpectedPart) -> PoolTicket:
 
 
 def _claim(offers: Mapping[str, Offer]) -> str:
-    """Return the name of the process whose offers these are.
-
-    Raises:
-        KvdockError: If they are of several.
-    """
+    """Return the name of the one process whose offers these are."""
     found = {one.epoch.process for one in offers.values()}
     if len(found) > 1:
         raise KvdockError(

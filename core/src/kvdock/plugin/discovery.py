@@ -335,11 +335,7 @@ def import_entry_point(candidate: Candidate) -> object:
 def load_all(
     candidates: Sequence[Candidate],
 ) -> tuple[dict[str, LoadedPlugin], tuple[PluginProblem, ...]]:
-    """Load candidates one by one; a broken one never stops the others.
-
-    Returns:
-        The plugins that passed, by name, and a problem for each that did not.
-    """
+    """Load candidates one by one; a broken one never stops the others."""
     plugins: dict[str, LoadedPlugin] = {}
     alone, problems = split_duplicates(candidates)
     for candidate in alone:

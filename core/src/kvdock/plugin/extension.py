@@ -40,11 +40,7 @@ class Extension:
     def load(
         cls, candidates: Sequence[Candidate]
     ) -> tuple[dict[str, Self], tuple[PluginProblem, ...]]:
-        """Load entry points one by one; a broken one never stops the others.
-
-        Returns:
-            Those that can be used, by name, and a problem for each of the others.
-        """
+        """Load entry points one by one; a broken one never stops the others."""
         found: dict[str, Self] = {}
         alone, problems = split_duplicates(candidates)
         for one in alone:

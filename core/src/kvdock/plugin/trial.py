@@ -48,12 +48,9 @@ os.write(answer, _serve(json.loads(sys.argv[2]), float(sys.argv[3])).encode())
 def try_each(
     candidates: Sequence[Candidate], timeout_s: float = TRIAL_S
 ) -> dict[Candidate, PluginProblem]:
-    """Load each candidate in a process of its own, several at once.
+    """Load each candidate in a process of its own; return those that fail, and why.
 
     They are forks of one process that has imported kvdock and nothing else.
-
-    Returns:
-        What is wrong with those that cannot be loaded.
     """
     if not candidates:
         return {}

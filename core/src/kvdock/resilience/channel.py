@@ -348,13 +348,10 @@ class BackendChannel:
                 self.notify(MemoryHeld(backend=self.name, batches=self._held))
 
     def close(self, deadline_s: float) -> bool:
-        """Release every pool once no call is under way.
+        """Release every pool once no call is under way; return whether all has ended.
 
         A backend's client must not be closed under a call. If one is still
         running at the deadline, the pools are released when it ends.
-
-        Returns:
-            Whether everything has ended.
         """
         if self._executor.guard.forked:
             return True  # the pools are the parent's, who releases them

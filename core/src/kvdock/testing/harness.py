@@ -163,13 +163,10 @@ class Setup:
     def put(
         self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
     ) -> OutcomeArray:
-        """Store the content of page hashes.
+        """Store the content of page hashes; return outcomes, uint8 (pages, objects).
 
         Asserts that the engine's memory is only read, then overwrites it: a
         plugin that still needs it afterwards stores wrong bytes.
-
-        Returns:
-            uint8 (pages, objects), outcomes.
         """
         places = self.places(len(hashes))
         self.memory.blank(*self.own)
@@ -189,13 +186,10 @@ class Setup:
     def get(
         self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
     ) -> OutcomeArray:
-        """Load pages into blank memory.
+        """Load pages into blank memory; return outcomes, uint8 (pages, objects).
 
         Asserts that every object that is OK has its own bytes in its own
         place, and that no memory other than these pages was written.
-
-        Returns:
-            uint8 (pages, objects), outcomes.
         """
         places = self.places(len(hashes))
         self.memory.blank(*self.own)

@@ -159,12 +159,9 @@ class Copier:
             )
 
     def close(self, drain_until_s: float, deadline_s: float) -> bool:
-        """Make the copies that wait, drop those that are too late, and end.
+        """Make the copies that wait, drop late ones; return whether all threads ended.
 
         Copies are made until `drain_until_s`; the one under way has until `deadline_s`.
-
-        Returns:
-            Whether all threads have ended.
         """
         if self._guard.forked:
             return True

@@ -152,11 +152,7 @@ def local_server(
 def _start(
     name: str, flags: Callable[[int], list[str]], log: Path | None, port: int = 0
 ) -> Server:
-    """Start a program at a free port, and wait until that answers.
-
-    Raises:
-        ServerError: If it does not come up.
-    """
+    """Start a program at a free port, and wait until that answers."""
     environment = dict(os.environ)
     if path := search_path(environment.get("LD_LIBRARY_PATH", "")):
         environment["LD_LIBRARY_PATH"] = path

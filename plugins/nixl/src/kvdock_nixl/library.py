@@ -90,11 +90,7 @@ def check_installed() -> tuple[str, str]:
 
 
 def _choose() -> str:
-    """Return the package to import: the one that is loaded, else as torch is built.
-
-    Raises:
-        KvdockError: If none is installed.
-    """
+    """Return the package to import: the one that is loaded, else as torch is built."""
     installed = [name for name, wheel in WHEELS.items() if _installed(wheel)]
     if not installed:
         raise PluginError(

@@ -57,12 +57,7 @@ def _join(config: AttachConfig) -> SharedClient:
 
 
 def _agree(client: ObjectClient, config: AttachConfig) -> None:
-    """Compare the namespace's record with the stored one, or store it.
-
-    Raises:
-        NamespaceError: If another record is stored.
-        AttachError: If it can neither be read nor stored.
-    """
+    """Compare the namespace's record with the stored one, or store it."""
     record = canonical(config.namespace_record)
     name = record_name(config.namespace)
     deadline_s = time.monotonic() + ATTACH_S

@@ -152,11 +152,7 @@ class Suite:
         )
 
     def __init_subclass__(cls, *, sealed: bool = False) -> None:
-        """Reject a class that changes the contract without a reason.
-
-        Raises:
-            SealedError: If it changes what is not its own.
-        """
+        """Reject a class that changes the contract without a reason."""
         super().__init_subclass__()
         if not sealed:
             check_seal(cls, _SEALED)
