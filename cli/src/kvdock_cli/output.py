@@ -84,11 +84,7 @@ def fail_usage(error: Any, *, as_json: bool) -> int:  # noqa: ANN401 - a class t
 
 
 def say(line: str) -> None:
-    """Print a line; nothing where standard output is closed.
-
-    Raises:
-        Unwritten: If it takes no more.
-    """
+    """Print a line, if standard output is open; raise Unwritten if it takes no more."""
     if not sys.stdout:
         return
     try:

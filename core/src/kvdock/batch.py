@@ -359,13 +359,10 @@ class BatchResult:
 
 
 def validate_result(batch: Batch, result: object) -> BatchResult:
-    """Hold an answer against its batch.
+    """Hold an answer against its batch; raise BatchError unless it has all outcomes.
 
     Lengths are compared with what was asked for: a result that claims OK for
     fewer or more bytes becomes SHORT or LONG, an unknown code becomes ERROR.
-
-    Raises:
-        BatchError: If the answer is not one outcome per key.
     """
     if not isinstance(result, BatchResult):
         raise BatchError(

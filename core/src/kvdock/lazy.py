@@ -23,9 +23,6 @@ def lazy_names(
 
     Returns:
         The package's `__getattr__`, `__dir__` and `__all__`.
-
-    Raises:
-        ImportError: If the package is installed without its source.
     """
     home = _homes(package)
     public = sorted(home)

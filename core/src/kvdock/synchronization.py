@@ -59,11 +59,7 @@ class QuietCondition(threading.Condition):
 
 
 def check_deadline(deadline_s: float) -> None:
-    """Reject what is not a time: it would be neither before nor after any other.
-
-    Raises:
-        KvdockError: If it is not a number.
-    """
+    """Reject what is not a time: it would be neither before nor after any other."""
     try:
         wrong = math.isnan(deadline_s)
     except TypeError:

@@ -42,9 +42,6 @@ class BounceBuffer(threading.local):
 
         `wanted` is at most the size of the buffer. If `direct`, only whole blocks can
         be read.
-
-        Raises:
-            OSError: If it cannot be read.
         """
         length = -(-wanted // BLOCK) * BLOCK if direct else wanted
         got = 0
@@ -56,11 +53,7 @@ class BounceBuffer(threading.local):
         return min(got, wanted)
 
     def write(self, file: int, offset: int, wanted: int) -> int:
-        """Write whole blocks to a file; return the bytes that are not padding.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Write whole blocks to a file; return the bytes that are not padding."""
         length = -(-wanted // BLOCK) * BLOCK
         self.view[wanted:length] = bytes(length - wanted)
         return min(wanted, os.pwrite(file, self.view[:length], offset))

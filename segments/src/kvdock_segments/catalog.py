@@ -185,9 +185,6 @@ class Catalog:
 
         If `moved`, the namespace is another folder now, and these are still those of
         the old one.
-
-        Raises:
-            OSError: If one cannot be created.
         """
         with self._syncing:
             for size, folder in self.folders.items():

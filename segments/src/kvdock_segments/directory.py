@@ -246,9 +246,6 @@ class SegmentDirectory:
 
         What is written to it would change what lies under that name: pages of
         another segment, or a copy of the store that was made of links.
-
-        Raises:
-            OSError: If it cannot be looked at.
         """
         segment.links = os.fstat(segment.index_fd).st_nlink
         return self.look_at(segment)[0]

@@ -41,11 +41,7 @@ _IN_WRITING_S = 60.0
 
 
 def read_record(namespace_fd: int) -> bytes:
-    """Return the record of a namespace, or b"" if it is not stored.
-
-    Raises:
-        OSError: If it cannot be read, or is not a file.
-    """
+    """Return the record of a namespace, or b"" if it is not stored."""
     return read_aside(namespace_fd, RECORD_NAME)
 
 
@@ -56,9 +52,6 @@ def keep_files(
 
     Called when a store is opened. They are not written if the disk is full. `record` is
     the bytes of that digest, or b"" if they are unknown.
-
-    Raises:
-        OSError: If too many files are open.
     """
     _keep_record(namespace_fd, namespace, record)
     if _tenure_is_damaged(namespace_fd):

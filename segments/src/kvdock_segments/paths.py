@@ -81,11 +81,7 @@ def data_segment(name: str) -> int | None:
 
 
 def pool_folder(pool: str, object_bytes: int) -> str:
-    """Return the name of the folder of a pool's objects of one size.
-
-    Raises:
-        NamespaceError: If the pool's name could not be a file name.
-    """
+    """Return the name of the folder of a pool's objects of one size."""
     name = f"{pool}.{object_bytes}"
     if not _POOL.fullmatch(name):
         raise NamespaceError(f"{name!r} is not the name of a pool and its object size")
@@ -116,11 +112,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def check_namespace(name: str) -> str:
-    """Return a namespace digest that is safe as a folder name.
-
-    Raises:
-        NamespaceError: If it is anything but 64 hex digits.
-    """
+    """Return a namespace digest that is safe as a folder name."""
     if is_namespace(name):
         return name
     raise NamespaceError(
@@ -133,9 +125,6 @@ def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
     """Open a store's root; return a descriptor.
 
     `shared` accepts one that belongs to another user, or that group or world can write.
-
-    Raises:
-        KvdockError: If it is not a directory that only this user can write.
     """
     try:
         if create:
@@ -248,11 +237,7 @@ def open_and_look(folder: int, name: str, flags: int) -> tuple[int, os.stat_resu
 
 
 def open_folder(parent: int, name: str, *, create: bool = False) -> int:
-    """Open a folder inside another one; return a descriptor.
-
-    Raises:
-        OSError: If it is missing, a link, or not a folder.
-    """
+    """Open a folder inside another one; return a descriptor."""
     if create:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -300,9 +285,6 @@ def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     """Open a namespace's folder; create it if it is missing.
 
     The digest is the SHA-256 of the record, which is what the namespace covers.
-
-    Raises:
-        NamespaceError: If the digest and the record do not belong together.
     """
     check_namespace(namespace)
     if record and not fits(record, namespace):
@@ -345,9 +327,6 @@ def write_aside(folder: int, name: str, content: bytes) -> None:
     """Write a file that others see whole or not at all.
 
     What has its name and is not a file is kept under another name.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     aside = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -376,9 +355,6 @@ def remove(folder: int, name: str) -> int | None:
 
     Returns:
         Size of the file, 0 of a directory; None if it is not there.
-
-    Raises:
-        OSError: If it cannot be deleted.
     """
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)

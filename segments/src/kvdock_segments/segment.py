@@ -84,11 +84,7 @@ class IndexContents:
 
 
 def open_index(folder: int, name: str, *, write: bool = False) -> int:
-    """Open an index file.
-
-    Raises:
-        OSError: If it is missing, a link, or not a regular file.
-    """
+    """Open an index file."""
     return open_file(folder, name, os.O_RDWR if write else os.O_RDONLY)
 
 
@@ -474,9 +470,6 @@ class Segment:
         Args:
             slots: int64 (n,), ascending.
             records: (n,).
-
-        Raises:
-            OSError: If the index cannot be written.
         """
         if self.was_taken_over():
             raise OSError(errno.ESTALE, "another writer took this segment")

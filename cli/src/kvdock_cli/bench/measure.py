@@ -78,11 +78,7 @@ def measure(  # noqa: PLR0913 - what a figure depends on
     *,
     runs: int = RUNS,
 ) -> Figure:
-    """Store, look up and load batches of pages; nothing of them is left.
-
-    Raises:
-        KvdockError: If the backend does not store or return a page.
-    """
+    """Store, look up and load batches of pages; nothing of them is left."""
     pool = PoolSpec(
         name="bench",
         kind=PoolKind.MHA,

@@ -21,9 +21,6 @@ def served(name: str, given: Settings) -> Iterator[tuple[Settings, str]]:
     Yields:
         The settings to use, and a sentence that says what was started; "" for
         nothing.
-
-    Raises:
-        KvdockError: If the server cannot be started.
     """
     found = [one for one in list_entry_points(SERVERS) if one.name == name]
     if not found:

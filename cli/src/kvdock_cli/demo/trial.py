@@ -103,11 +103,7 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
 def run_trial(
     job: Job, oracle: Oracle, announce: Callable[[str], None]
 ) -> Iterator[Step]:
-    """Store, restore, damage, restore what is left, repair, restore.
-
-    Raises:
-        KvdockError: If a process cannot do its work at all.
-    """
+    """Store, restore, damage, restore what is left, repair, restore."""
     whole = {"kv": 48, "draft": 48}
     announce("storing")
     stored = _process(job, "store", 48, {**whole, "mamba": 6})
@@ -177,11 +173,7 @@ def _process(job: Job, phase: str, pages: int, pools: Mapping[str, int]) -> Step
 
 
 def damage(oracle: Oracle, key: str) -> None:
-    """Change one bit of a stored object.
-
-    Raises:
-        KvdockError: If it is not stored.
-    """
+    """Change one bit of a stored object."""
     stored = oracle.peek(key)
     if stored is None:
         raise KvdockError(f"{key} is not stored", fix="Run `kvdock doctor`.")

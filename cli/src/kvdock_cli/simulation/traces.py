@@ -63,9 +63,6 @@ def read_trace(path: Path, most: int = 0) -> Trace:
             `ranges`: the first and the last block of each run of neighbours; maybe
             with `timestamp`, in milliseconds. Or the folder of a journal.
         most: Requests to read; 0 for all.
-
-    Raises:
-        UsageProblem: If it is neither.
     """
     if path.is_dir():
         return _of_journal(path, most)

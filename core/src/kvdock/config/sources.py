@@ -236,9 +236,6 @@ def environment(environ: Mapping[str, str], *, lenient: bool = False) -> list[So
     """Return each variable that is a setting as a source of its own.
 
     If `lenient`, a variable that is no setting is logged instead.
-
-    Raises:
-        SettingsError: If a variable begins like a setting and is none.
     """
     found = []
     for name in sorted(environ):

@@ -68,9 +68,6 @@ def bind_arguments(
 
     The constructor has keywords and types, the last of them perhaps an unpacked
     `TypedDict`. The arguments in `besides` come from elsewhere.
-
-    Raises:
-        PoolError: On a field that is unknown, missing or of the wrong type.
     """
     wanted = _parameters(constructor)
     known = [name for name in wanted.types if name not in besides]

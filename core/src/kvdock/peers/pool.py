@@ -89,11 +89,7 @@ class PeerPool:
         return self.grid.pages * (1 if by_page else self.grid.page_tokens)
 
     def endpoint(self, deadline_s: float) -> bytes:
-        """Open an endpoint for peers, unless there is one.
-
-        Raises:
-            KvdockError: If the backend cannot open one.
-        """
+        """Open an endpoint for peers, unless there is one."""
         # Two threads must not open two endpoints.
         with self._lock:
             if not self._endpoint:
@@ -137,11 +133,7 @@ class PeerPool:
                 return False
 
     def connect(self, endpoint: bytes, deadline_s: float) -> object:
-        """Connect to a peer's pool.
-
-        Raises:
-            KvdockError: If it is not reached by the deadline.
-        """
+        """Connect to a peer's pool."""
         backend, handle = self._backend, self.attached.handle
 
         def late(peer: object) -> None:
@@ -181,22 +173,14 @@ class PeerPool:
         deadline_s: float,
         late: Callable[[T], None] = lambda _: None,
     ) -> T:
-        """Call a hook within a deadline.
-
-        Raises:
-            KvdockError: If it fails, or takes too long.
-        """
+        """Call a hook within a deadline."""
         channel = self.attached.channel
         return channel.call_attach(
             self.attached.pool, hook, late, what=what, deadline_s=deadline_s
         )
 
     def check_peer(self, offer: Offer) -> None:
-        """Check that a peer's pool holds the same bytes, reached the same way.
-
-        Raises:
-            KvdockError: If it does not.
-        """
+        """Check that a peer's pool holds the same bytes, reached the same way."""
         if offer.compatibility != self.compatibility:
             raise AttachError(
                 f"pool {self.name!r}: the peer's pages have other bytes: digest "

@@ -104,11 +104,7 @@ class Sender:
         pages: Mapping[str, Int64Array],
         timeout_s: float | None,
     ) -> SendFuture:
-        """Send what a ticket asks for; see `PeerTransfers.send`.
-
-        Raises:
-            KvdockError: On bad input, or a ticket that may not be used.
-        """
+        """Send what a ticket asks for; see `PeerTransfers.send`."""
         deadline_s = self._core.deadlines.until(Operation.SEND, timeout_s)
         check_deadline(deadline_s)
         for name in (*ticket.pools, *pages):

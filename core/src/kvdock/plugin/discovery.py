@@ -347,11 +347,7 @@ def load_all(
 
 
 def load_one(candidate: Candidate) -> LoadedPlugin:
-    """Import one backend, and read and check what it declares.
-
-    Raises:
-        BrokenPlugin: If it cannot be used.
-    """
+    """Import one backend, and check what it declares; raise BrokenPlugin if unfit."""
     plugin = import_entry_point(candidate)
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -276,11 +276,7 @@ def default_hooks(
 
 
 def check_store(store: object, manifest: Manifest, own: frozenset[str]) -> None:
-    """Check that a store has what its manifest declares, and nothing else.
-
-    Raises:
-        PluginError: With the name of both.
-    """
+    """Check that a store has what its manifest declares, and nothing else."""
     kind, name = type(store).__name__, manifest.name
     is_store = returns_stores(own)
     lacking = [one for one in ("run", "close") if not _has(store, one)]

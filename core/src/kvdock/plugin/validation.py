@@ -69,11 +69,7 @@ class ValidatedPlugin:
 
 
 def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPlugin:
-    """Check a plugin and give it a plugin manager of its own.
-
-    Raises:
-        ContractViolation: At the first thing that is wrong.
-    """
+    """Check a plugin and give it a plugin manager of its own."""
     if inspect.isclass(plugin):
         raise ContractViolation(
             f"{plugin.__qualname__} is a class",
@@ -100,11 +96,7 @@ def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPl
 
 
 def check_observer(observer: object) -> None:
-    """Check that an object only wraps hooks of backends, and listens.
-
-    Raises:
-        ContractViolation: At the first thing that is wrong.
-    """
+    """Check that an object only wraps hooks of backends, and listens."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     try:

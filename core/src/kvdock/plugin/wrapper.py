@@ -103,11 +103,7 @@ class Wrapper(Extension):
 
 
 def find_wrapper(name: str) -> Wrapper:
-    """Load one wrapper by name.
-
-    Raises:
-        PluginError: If none of that name is installed, or it cannot be used.
-    """
+    """Load one wrapper by name."""
     return Wrapper.find(name, list_entry_points(WRAPPERS_GROUP))
 
 

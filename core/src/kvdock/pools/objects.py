@@ -85,11 +85,7 @@ class Coordinate:
 
     @classmethod
     def parse(cls, text: str) -> Coordinate:
-        """Read a coordinate back.
-
-        Raises:
-            PoolError: If it is not the spelling of one.
-        """
+        """Read a coordinate back."""
         match = _COORDINATE.fullmatch(text)
         if match is None:
             raise PoolError(f"{text!r} is not an object's coordinate")

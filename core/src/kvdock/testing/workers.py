@@ -78,12 +78,7 @@ class Worker:
             self.link.send_bytes(message)
 
     def answer(self) -> Any:  # noqa: ANN401 - whatever the command returns
-        """Wait for the next answer.
-
-        Raises:
-            WorkerDied: If there is none.
-            AssertionError: If an assertion failed in the other process.
-        """
+        """Wait for the next answer."""
         if not self.link.poll(self.patience_s):
             self.kill()
             raise WorkerDied(

@@ -62,11 +62,7 @@ class KvdockL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]  # LMCac
 
     @classmethod
     def from_dict(cls, d: Mapping[str, object]) -> KvdockL2AdapterConfig:
-        """Read LMCache's mapping.
-
-        Raises:
-            SettingsError: If a setting is missing, wrong or unknown.
-        """
+        """Read LMCache's mapping."""
         return cls(collect(d))
 
     @classmethod

@@ -106,11 +106,7 @@ class Arena:
 
     @classmethod
     def of(cls, described: Any) -> Arena:  # noqa: ANN401 - LMCache's L1MemoryDesc
-        """Read LMCache's description.
-
-        Raises:
-            AttachError: If there is none.
-        """
+        """Read LMCache's description."""
         if described is None:
             raise AttachError(
                 "LMCache's first level has no memory on the host",
@@ -120,11 +116,7 @@ class Arena:
         return cls(int(described.ptr), int(described.size), stride)
 
     def region(self, form: Form) -> Region:
-        """Return this memory as overlapping pages of one size.
-
-        Raises:
-            RegionError: If no object fits.
-        """
+        """Return this memory as overlapping pages of one size."""
         pages = (self.nbytes - form.nbytes) // self.stride + 1
         block = Block(self.address, self.nbytes)
         rows = RowLayout(row_bytes=form.nbytes, pieces=((0, form.nbytes),))

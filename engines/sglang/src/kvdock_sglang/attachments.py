@@ -218,11 +218,7 @@ class Attachments:
             log.info("%s", "; ".join(map(str, limits)))
 
     def routes(self, specs: Sequence[PoolSpec]) -> Plan:
-        """Choose a backend for every pool.
-
-        Raises:
-            NoRoute: If no plugin takes a pool that the model requires.
-        """
+        """Choose a backend for every pool."""
         own = self.given.own
         names = {spec.name for spec in specs}
         sharing = self._sharing(specs)

@@ -66,9 +66,6 @@ def identity_arguments(
 
     The arguments about adapters count unless their content is known to be in the page
     hashes of their requests.
-
-    Raises:
-        NamespaceError: If two processes would describe a value differently.
     """
     exempt = {one.field for one in EXEMPTIONS}
     if not adapters_known:

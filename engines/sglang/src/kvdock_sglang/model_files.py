@@ -47,10 +47,6 @@ def files_of_model(
     """Return what stands for a model's files.
 
     The operator's own name for the weights, `named`, stands in place of reading them.
-
-    Raises:
-        KvdockError: If a file was changed after the engine had started, or
-            cannot be read.
     """
     place = locate_model(path, revision=revision)
     if place is None:
@@ -73,11 +69,7 @@ def files_of_model(
 
 
 def check_unchanged(place: Path, *, weights_too: bool = True) -> None:
-    """Reject files that were written after this process had started.
-
-    Raises:
-        KvdockError: If there is one; the message names it.
-    """
+    """Reject files that were written after this process had started."""
     if place.resolve().parent.name == "snapshots":
         # The hub's cache: downloaded by this engine, and named by its commit.
         return

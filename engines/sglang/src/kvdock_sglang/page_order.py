@@ -122,11 +122,7 @@ def _axes(
 
 
 def unprobed_code(cls: type) -> str:
-    """Return a digest of a host pool's code where it was never probed, else "".
-
-    Raises:
-        RegionError: If a class has no source text.
-    """
+    """Return a digest of a host pool's code where it was never probed, else ""."""
     name, found = f"{cls.__module__}.{cls.__qualname__}", code_of(cls)
     if found in PROBED_CODE.get(name, ()):
         return ""
@@ -144,9 +140,6 @@ def code_of(cls: type) -> str:
 
     Blanks, comments and docstrings do not count, nor do methods that only count
     slots.
-
-    Raises:
-        RegionError: If a class has no source text.
     """
     of_engine = [one for one in cls.__mro__ if one.__module__.startswith(_ENGINE)]
     return _digest("\n".join(_plain_code(_source(one)) for one in of_engine))

@@ -123,9 +123,6 @@ def collect(given: Mapping[str, object], *, lenient: bool = False) -> Configurat
 
     If `lenient`, variables that are no settings are logged instead of raised: an engine
     starts with them.
-
-    Raises:
-        SettingsError: If a setting is missing, wrong or unknown.
     """
     own, rest = split_settings(
         AdapterSettings,

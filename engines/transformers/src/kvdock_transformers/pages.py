@@ -72,9 +72,6 @@ def take_tokens(
 
     The layers must still hold the pages' tokens. Page `first_page` + i of the sequence
     goes to `slots[i]`.
-
-    Raises:
-        UnsupportedCache: If a sliding layer has dropped a token.
     """
     if not slots:
         return

@@ -35,9 +35,6 @@ def local_server(
     Yields:
         Settings to use instead, and a sentence that says that this is a fake; ""
         if the user's own mount is used.
-
-    Raises:
-        KvdockError: If there is neither a mount nor a fake.
     """
     mount = str(given.get("mount") or "")
     if given.get("mode") == "posix":

@@ -96,11 +96,7 @@ class Usrbio(Protocol):
 
 
 def load() -> Usrbio:
-    """Import the module.
-
-    Raises:
-        PluginError: If it cannot be imported.
-    """
+    """Import the module."""
     try:
         return cast("Usrbio", import_module(MODULE))
     except (ImportError, OSError) as error:

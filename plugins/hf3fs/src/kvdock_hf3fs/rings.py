@@ -127,11 +127,7 @@ class RingPool:
         self._returned = threading.Condition(self._lock)
 
     def take(self, deadline_s: float) -> Ring | None:
-        """Check out a ring; None if all are in use until the deadline.
-
-        Raises:
-            OSError: If a ring cannot be made.
-        """
+        """Check out a ring; None if all are in use until the deadline."""
         with self._lock:
             while not self._free and self._made >= self._most:
                 if not self._returned.wait(_left_s(deadline_s)):

@@ -117,9 +117,6 @@ class Registry:
 
         Pieces of `block` bytes are registered, 0 for all in one; `limit` bounds the
         bytes of this process, 0 for no limit.
-
-        Raises:
-            RegionError: If there is no room, or the daemon rejects it.
         """
         size = max(1, nbytes)
         with self._lock:
@@ -145,11 +142,7 @@ class Registry:
         return HostMemory(found[:nbytes], lambda: self.leave([iov]))
 
     def hold(self, blocks: Iterable[Block]) -> list[Iov]:
-        """Keep the memory of a pool registered; `leave` ends it.
-
-        Raises:
-            RegionError: If some of it was not allocated here.
-        """
+        """Keep the memory of a pool registered; `leave` ends it."""
         found: list[Iov] = []
         with self._lock:
             for block in blocks:
@@ -206,9 +199,6 @@ def _reserve(fd: int, nbytes: int) -> None:
 
     Asked first: a tmpfs as large as the memory gives pages until processes are
     killed, before it says that it has no more.
-
-    Raises:
-        OSError: If there is no room.
     """
     status = os.fstatvfs(fd)
     if nbytes > status.f_bavail * status.f_frsize:

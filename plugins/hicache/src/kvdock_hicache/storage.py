@@ -34,11 +34,7 @@ class FoundClass:
 
     @classmethod
     def of(cls, settings: HiCacheSettings) -> FoundClass:
-        """Import the class that is named, and look at its methods.
-
-        Raises:
-            AttachError: If there is none, or it lacks what is asked of it.
-        """
+        """Import the class that is named, and look at its methods."""
         path = settings.storage_class
         module, _, name = path.partition(":")
         try:

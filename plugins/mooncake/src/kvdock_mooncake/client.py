@@ -173,11 +173,7 @@ class Client:
 
     @contextmanager
     def session(self, member: PoolRegistration) -> Iterator[Any]:
-        """Lend the store for one call.
-
-        Raises:
-            ClientClosed: If no call may be made.
-        """
+        """Lend the store for one call; raise ClientClosed if none may be made."""
         store = self.acquire(member)
         try:
             yield store
@@ -185,11 +181,7 @@ class Client:
             self.release(member)
 
     def acquire(self, member: PoolRegistration) -> Any:  # noqa: ANN401 - the library's own class
-        """Lend the store until `release`; see `session`.
-
-        Raises:
-            ClientClosed: If no call may be made.
-        """
+        """Lend the store until `release`; see `session`."""
         if os.getpid() != self._pid:
             raise ClientClosed("this process was forked after the client was set up")
         if not BACKGROUND_CALLS.begin():
@@ -255,11 +247,7 @@ class Client:
         return member
 
     def extend(self, member: PoolRegistration, block: Block) -> None:
-        """Register one more piece of memory for a member.
-
-        Raises:
-            KvdockError: If the library rejects it.
-        """
+        """Register one more piece of memory for a member."""
         with self._registering:
             member.blocks.append(
                 self.memory.add(SHARED_SEGMENTS.whole(block), self._register)
@@ -431,12 +419,7 @@ class Client:
     # --- Health --------------------------------------------------------------
 
     def warm_up(self, namespace: str, *, leases: bool = False) -> None:
-        """Store, read back and remove a few bytes; see `WarmUp.round_trip`.
-
-        Raises:
-            ClusterError: If the cluster does not work.
-            ClientClosed: If the client is closed.
-        """
+        """Store, read back and remove a few bytes; see `WarmUp.round_trip`."""
         with self.session(PoolRegistration()) as store:
             self.warm_up_status = self._scratch.round_trip(
                 store, namespace, self.put_options.config(), leases=leases

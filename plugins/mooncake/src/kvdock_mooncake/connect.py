@@ -48,9 +48,6 @@ def reject_fork() -> None:
 
     The library would wait for threads that the child does not have, with the
     interpreter's lock held: no deadline would end it.
-
-    Raises:
-        KvdockError: In such a child.
     """
     if _SET_UP_BY and os.getpid() not in _SET_UP_BY:
         raise KvdockError(

@@ -118,9 +118,6 @@ class DirectEngine:
 
         `memory` has address and size of each piece. One that does not listen only
         sends, and takes no connection where the transport is TCP.
-
-        Raises:
-            KvdockError: If the library cannot do this here.
         """
         reject_fork()
         limit_patience(settings)

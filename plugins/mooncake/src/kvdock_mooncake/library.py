@@ -107,11 +107,7 @@ def installed() -> tuple[Wheel, ...]:
 
 
 def the_wheel(found: Sequence[Wheel]) -> Wheel:
-    """Return the one usable wheel.
-
-    Raises:
-        PluginError: If there is none, more than one, or a broken one.
-    """
+    """Return the one usable wheel."""
     if not found:
         raise PluginError(
             "the Mooncake library is not installed",
@@ -203,12 +199,7 @@ class Library:
 
 
 def load() -> Library:
-    """Import the library.
-
-    Raises:
-        PluginError: If it is not installed, installed twice, or a system
-            library that it needs is missing.
-    """
+    """Import the library."""
     wheel = the_wheel(installed())
     preload()
     try:
@@ -273,9 +264,6 @@ def program(name: str) -> Path:
 
     The console script of the same name is a wrapper: ending it would leave
     the program behind.
-
-    Raises:
-        PluginError: If the wheel has no such program.
     """
     wheel = the_wheel(installed())
     path = Path(str(metadata.distribution(wheel.distribution).locate_file("mooncake")))

@@ -66,9 +66,6 @@ def start_master(*options: str, port: int = 0, log: Path | None = None) -> Serve
     """Start a master; it answers when this returns.
 
     Port 0 finds a free one. Without a log its output goes nowhere.
-
-    Raises:
-        ServerError: If it does not come up.
     """
     wheel = the_wheel(installed())
     on_loopback = [f"-metrics_host={LOOPBACK}"] if wheel.is_since(_METRICS_HOST) else []
@@ -94,11 +91,7 @@ def start_master(*options: str, port: int = 0, log: Path | None = None) -> Serve
 def start_owner(
     master: str, segment_bytes: int, *options: str, log: Path | None = None
 ) -> Server:
-    """Start a process that lends memory to a cluster until it is stopped.
-
-    Raises:
-        ServerError: If it does not come up.
-    """
+    """Start a process that lends memory to a cluster until it is stopped."""
     return _start(
         "mooncake_client",
         lambda port: [

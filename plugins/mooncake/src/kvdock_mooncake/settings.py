@@ -331,9 +331,6 @@ def split_address(address: str, name: str = "") -> tuple[str, int]:
 
     >>> split_address("[::1]:50051")
     ('::1', 50051)
-
-    Raises:
-        SettingsError: If it is not an address.
     """
     host, _, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")

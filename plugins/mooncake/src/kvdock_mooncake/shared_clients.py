@@ -45,9 +45,6 @@ def join_pool(
     """Register a pool's memory with the client for these settings.
 
     Those that spill have a client for each `owner`, a process.
-
-    Raises:
-        KvdockError: If the cluster cannot be joined, or rejects the memory.
     """
     # Before the lock, which a parent may have held when it forked.
     reject_fork()
@@ -70,9 +67,6 @@ def allocate(
     """Take host memory that a standalone client reaches.
 
     It keeps the client's connection open until it is given back.
-
-    Raises:
-        KvdockError: If there is no such client, or no memory.
     """
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, ())

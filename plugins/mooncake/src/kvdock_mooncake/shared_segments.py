@@ -28,9 +28,6 @@ class SharedSegments:
         """Give a piece to a user: a spare one, or a new one.
 
         `fresh` gets a new one: its address, or 0.
-
-        Raises:
-            RegionError: If there is none.
         """
         with self._lock:
             for piece, users in self._users.items():

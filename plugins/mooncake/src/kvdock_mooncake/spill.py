@@ -58,9 +58,6 @@ class SpillDirectory:
 
         Two that share one would each count the other's bytes as their own. `owner` is
         the process's name among all that have the same settings.
-
-        Raises:
-            SettingsError: If it cannot be made, or another process has it.
         """
         folder = Path(settings.ssd_path) / owner
         try:

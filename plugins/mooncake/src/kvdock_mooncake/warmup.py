@@ -74,9 +74,6 @@ class WarmUp:
 
         Returns:
             0, or the library's number where nothing can be stored.
-
-        Raises:
-            ClusterError: If the cluster does not work.
         """
         key = f"{namespace}/{uuid.uuid4().hex}.warmup"
         until = time.monotonic() + _FOR_S

@@ -129,12 +129,7 @@ class SharedAgents:
         self._pid = 0
 
     def acquire(self, io: IOMethod) -> AgentPair:
-        """Return the pair for a way of moving bytes; make it if there is none.
-
-        Raises:
-            KvdockError: If NIXL cannot be used here, or this process was forked
-                from one that uses it.
-        """
+        """Return the pair for a way of moving bytes; make it if there is none."""
         self._check_fork()
         with self._lock:
             found = self._shared.get(io)

@@ -67,11 +67,7 @@ class NixlIOEngine(IOEngine):
 
     @classmethod
     def open(cls, io: IOMethod, blocks: Sequence[Block], *, direct: bool) -> Self:
-        """Make an engine on the agents that all pools of this process share.
-
-        Raises:
-            KvdockError: If NIXL cannot be used here in this way.
-        """
+        """Make an engine on the agents that all pools of this process share."""
         pair = AGENTS.acquire(io)
 
         def give_back() -> None:

@@ -46,11 +46,7 @@ class Library:
 
 
 def load() -> Library:
-    """Import NIXL's own wheel; `nixl` itself would import torch to choose it.
-
-    Raises:
-        KvdockError: If it is not installed, too old, or cannot be loaded.
-    """
+    """Import NIXL's own wheel; `nixl` itself would import torch to choose it."""
     package, version = check_installed()
     distribution = WHEELS[package]
     try:
@@ -72,11 +68,7 @@ def load() -> Library:
 
 
 def check_installed() -> tuple[str, str]:
-    """Return the package to import and its version; loads nothing.
-
-    Raises:
-        KvdockError: If none is installed, or it is too old.
-    """
+    """Return the package to import and its version; loads nothing."""
     package = _choose()
     distribution = WHEELS[package]
     version = metadata.version(distribution)

@@ -137,9 +137,6 @@ class UcxAgent:
 
         Args:
             ranges: Address and size of each piece, bytes.
-
-        Raises:
-            KvdockError: If NIXL rejects it.
         """
         native = self._native
         for address, nbytes in ranges:
@@ -239,11 +236,7 @@ class UcxAgent:
         MOVED.add(Way.NIXL_SEND, counted)
 
     def reach(self, peer: str, scratch: int, deadline_s: float) -> None:
-        """Write a few bytes to a peer's scratch, and wait until they arrived.
-
-        Raises:
-            TransferLost: If they did not arrive in time.
-        """
+        """Write a few bytes to a peer's scratch, and wait until they arrived."""
         table = np.array([[self.scratch_address], [scratch], [PROBE_BYTES]], np.int64)
         self.write(peer, table, deadline_s)
 

@@ -71,11 +71,7 @@ class PoolHandle:
     _complaints: ThrottledLog = attrs.field(factory=ThrottledLog, init=False)
 
     def run(self, batch: Batch) -> BatchResult:
-        """Do one batch.
-
-        Raises:
-            KvdockError: In a forked child.
-        """
+        """Do one batch."""
         GUARD.enter()
         if batch.operation is Operation.CLEAR:
             outcomes = [self._clear(prefix, batch.deadline_s) for prefix in batch.keys]

@@ -51,9 +51,6 @@ def moto_server(bucket: str = BUCKET) -> Iterator[str]:
 
     Yields:
         Its endpoint.
-
-    Raises:
-        ServerError: If moto is not installed, or does not start.
     """
     if not find_spec("moto"):
         raise ServerError(

@@ -221,12 +221,7 @@ def _is_web_address(url: str) -> bool:
 
 
 def read_url(url: str) -> Place:
-    """Take a URL apart.
-
-    Raises:
-        SettingsError: If it does not name a bucket and a prefix that every
-            service keeps as it is.
-    """
+    """Take a URL apart."""
     fix = 'Write it like "s3://bucket/prefix".'
     try:
         parts = urlsplit(url)

@@ -107,11 +107,7 @@ class Suite:
 
     @classmethod
     def backend(cls) -> Backend:
-        """Load the plugin under test, once for each class.
-
-        Raises:
-            KvdockError: If the class names none.
-        """
+        """Load the plugin under test, once for each class."""
         if not getattr(cls, "plugin", ""):
             raise KvdockError(
                 f"{cls.__name__} does not say which backend it is about",
