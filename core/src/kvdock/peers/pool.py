@@ -6,12 +6,12 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
-from kvdock.errors import AttachError, KvdockError
+from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.peers.digests import PageDigests
 from kvdock.peers.landing import LandingArea
 from kvdock.peers.messages import Offer
@@ -43,6 +43,15 @@ def compatibility(record: Mapping[str, object], pool: str) -> str:
     covered = {**record, "pools": {pool: own}}
     text = json.dumps(covered, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_names(names: Iterable[str], pools: Mapping[str, PeerPool]) -> None:
+    """Raise KvdockError for the first name that is none of the pools'."""
+    for name in names:
+        if name not in pools:
+            raise KvdockError(
+                f"pool {name!r} does not go to peers", fix=did_you_mean(name, pools)
+            )
 
 
 @attrs.define(eq=False)

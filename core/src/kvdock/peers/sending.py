@@ -14,9 +14,10 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock.errors import KvdockError, did_you_mean
+from kvdock.errors import KvdockError
 from kvdock.events import BatchEnded, RowsSent
 from kvdock.geometry.matching import coalesce, match
+from kvdock.peers.pool import check_names
 from kvdock.peers.send_future import SendFuture
 from kvdock.peers.tickets import TicketBook
 from kvdock.pools.enums import Per
@@ -107,12 +108,7 @@ class Sender:
         """Send what a ticket asks for; see `PeerTransfers.send`."""
         deadline_s = self._core.deadlines.until(Operation.SEND, timeout_s)
         check_deadline(deadline_s)
-        for name in (*ticket.pools, *pages):
-            if name not in self._pools:
-                raise KvdockError(
-                    f"pool {name!r} does not go to peers",
-                    fix=did_you_mean(name, self._pools),
-                )
+        check_names((*ticket.pools, *pages), self._pools)
         for name in ticket.pools:
             if name not in offers:
                 raise KvdockError(f"pool {name!r} was not offered by the peer")

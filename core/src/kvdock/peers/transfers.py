@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Operation, Outcome
-from kvdock.errors import KvdockError, did_you_mean
+from kvdock.errors import KvdockError
 from kvdock.events import MessageRefused, RequestArrived, SlotsExpected
 from kvdock.geometry.matching import coalesce, held_slots, match, missing, packed
 from kvdock.peers.expectation import (
@@ -37,7 +37,7 @@ from kvdock.peers.messages import (
     PoolTicket,
     Ticket,
 )
-from kvdock.peers.pool import PeerPool
+from kvdock.peers.pool import PeerPool, check_names
 from kvdock.peers.sending import Sender
 from kvdock.peers.tickets import TicketError
 from kvdock.pools.enums import HitPolicy, Per
@@ -118,11 +118,7 @@ class PeerTransfers:
         Raises:
             KvdockError: If it is not such a pool, or its endpoint does not open.
         """
-        if pool not in self.pools:
-            raise KvdockError(
-                f"pool {pool!r} does not go to peers",
-                fix=did_you_mean(pool, self.pools),
-            )
+        check_names([pool], self.pools)
         endpoint = b""
         if receives:
             deadline_s = self._core.deadlines.until("attach")
@@ -362,13 +358,9 @@ class PeerTransfers:
 
     def _shared(self, given: Mapping[str, npt.ArrayLike]) -> dict[str, Int64Array]:
         """Return the indices of each pool, where they share them too."""
+        check_names(given, self.pools)
         found = {}
         for name, numbers in given.items():
-            if name not in self.pools:
-                raise KvdockError(
-                    f"pool {name!r} does not go to peers",
-                    fix=did_you_mean(name, self.pools),
-                )
             row = np.asarray(numbers)
             if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
                 raise KvdockError(

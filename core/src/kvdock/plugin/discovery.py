@@ -12,19 +12,25 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata, resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from kvdock.errors import PluginError, did_you_mean
-from kvdock.plugin.validation import ContractViolation, LoadStage, validate_plugin
+from kvdock.plugin.validation import (
+    ContractViolation,
+    LoadStage,
+    ValidatedPlugin,
+    validate_plugin,
+)
 
 if TYPE_CHECKING:
     import pluggy
 
-    from kvdock.plugin.manifest import Manifest
+
+T = TypeVar("T")
 
 BACKENDS_GROUP = "kvdock.backends"
 ORACLES = "kvdock.oracles"
@@ -113,23 +119,16 @@ class Candidate:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class LoadedPlugin:
+class LoadedPlugin(ValidatedPlugin):
     """A plugin that passed every stage.
 
     Args:
-        manager: Its hooks, and those that the core answers in its place.
-        implemented: The hooks that are answered.
-        defaults: Those of them that the core answers.
         instance_of: The plugin's name, where this is a named instance of it.
         wrapped_by: The wrappers around its stores, the innermost first.
     """
 
     candidate: Candidate
-    manifest: Manifest
     path: str
-    manager: pluggy.PluginManager = attrs.field(repr=False)
-    implemented: frozenset[str]
-    defaults: frozenset[str] = frozenset()
     instance_of: str = ""
     wrapped_by: tuple[str, ...] = ()
 
@@ -336,14 +335,21 @@ def load_all(
     candidates: Sequence[Candidate],
 ) -> tuple[dict[str, LoadedPlugin], tuple[PluginProblem, ...]]:
     """Load candidates one by one; a broken one never stops the others."""
-    plugins: dict[str, LoadedPlugin] = {}
+    return load_each(candidates, load_one)
+
+
+def load_each(
+    candidates: Sequence[Candidate], load: Callable[[Candidate], T]
+) -> tuple[dict[str, T], tuple[PluginProblem, ...]]:
+    """Load candidates of any kind one by one; a broken one never stops the others."""
+    found: dict[str, T] = {}
     alone, problems = split_duplicates(candidates)
     for candidate in alone:
         try:
-            plugins[candidate.name] = load_one(candidate)
+            found[candidate.name] = load(candidate)
         except BrokenPlugin as broken:
             problems += (broken.problem,)
-    return plugins, problems
+    return found, problems
 
 
 def load_one(candidate: Candidate) -> LoadedPlugin:
@@ -356,14 +362,8 @@ def load_one(candidate: Candidate) -> LoadedPlugin:
         raise BrokenPlugin(
             candidate.problem(breach.stage, breach.cause, breach.fix)
         ) from breach
-    return LoadedPlugin(
-        candidate=candidate,
-        manifest=accepted.manifest,
-        path=path_of(plugin),
-        manager=accepted.manager,
-        implemented=accepted.implemented,
-        defaults=accepted.defaults,
-    )
+    own = attrs.asdict(accepted, recurse=False)
+    return LoadedPlugin(candidate=candidate, path=path_of(plugin), **own)
 
 
 def path_of(plugin: object) -> str:

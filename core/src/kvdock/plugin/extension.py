@@ -14,7 +14,7 @@ from kvdock.plugin.discovery import (
     Candidate,
     PluginProblem,
     import_entry_point,
-    split_duplicates,
+    load_each,
 )
 from kvdock.plugin.validation import LoadStage
 
@@ -41,14 +41,7 @@ class Extension:
         cls, candidates: Sequence[Candidate]
     ) -> tuple[dict[str, Self], tuple[PluginProblem, ...]]:
         """Load entry points one by one; a broken one never stops the others."""
-        found: dict[str, Self] = {}
-        alone, problems = split_duplicates(candidates)
-        for one in alone:
-            try:
-                found[one.name] = cls._loaded(one)
-            except BrokenPlugin as broken:
-                problems += (broken.problem,)
-        return found, problems
+        return load_each(candidates, cls._loaded)
 
     @classmethod
     def find(cls, name: str, candidates: Sequence[Candidate]) -> Self:

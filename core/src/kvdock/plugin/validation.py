@@ -52,7 +52,7 @@ class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, nev
         self.stage, self.cause, self.fix = stage, cause, fix
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class ValidatedPlugin:
     """What a plugin that keeps the contract consists of.
 
@@ -63,9 +63,9 @@ class ValidatedPlugin:
     """
 
     manifest: Manifest
-    manager: pluggy.PluginManager
+    manager: pluggy.PluginManager = attrs.field(repr=False)
     implemented: frozenset[str]
-    defaults: frozenset[str]
+    defaults: frozenset[str] = frozenset()
 
 
 def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPlugin:
@@ -92,7 +92,12 @@ def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPl
     except Exception as error:
         raise _strange(error) from error
     added = frozenset(defaults)
-    return ValidatedPlugin(manifest, manager, added | own.keys(), added)
+    return ValidatedPlugin(
+        manifest=manifest,
+        manager=manager,
+        implemented=added | own.keys(),
+        defaults=added,
+    )
 
 
 def check_observer(observer: object) -> None:

@@ -227,14 +227,19 @@ class Setup:
             f"get of {len(hashes)} stored pages was answered {spelled(outcomes)}"
         )
 
-    def loaded_soon(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+    def kept(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Store pages and load them."""
+        self.stored(hashes, seed=seed)
+        self.loaded(hashes, seed=seed)
+
+    def loaded_soon(self, hashes: Sequence[str]) -> None:
         """Load pages that another handle stored; it may take a moment."""
         found = self.exists_soon(hashes)
         assert found.all(), (
             f"{(~found).sum()} of {len(hashes)} pages that another handle stored are "
             f"not found after {self.scale.seconds(SOON_S):.0f} s"
         )
-        self.loaded(hashes, seed=seed)
+        self.loaded(hashes)
 
     def exists_soon(self, hashes: Sequence[str]) -> BoolArray:
         """Ask until every page is there, for a moment at most."""
@@ -461,6 +466,10 @@ class Harness:
             pytest.skip(case.skip)
         found: Sample = case.value
         return found
+
+    def any_pool(self, **words: Any) -> PoolSpec:  # noqa: ANN401 - as `Sample` takes them
+        """Return a pool of that kind, in further words."""
+        return self.sample(self.any_sample().kind, **words).pool()
 
     def plain(self, model: str = "model-a") -> Setup:
         """Attach such a pool."""

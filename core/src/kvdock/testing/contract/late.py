@@ -229,8 +229,7 @@ def abandoned(setup: Setup, batch: Batch, number: int) -> bool:
 def check_kept(setup: Setup, hashes: list[str]) -> None:
     """Assert that pages of an abandoned put are right or missing, and heal."""
     setup.get(hashes)
-    setup.stored(hashes)
-    setup.loaded(hashes)
+    setup.kept(hashes)
 
 
 class LateTests:
