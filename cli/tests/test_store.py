@@ -127,13 +127,15 @@ TEXTS = {
     "store-copy": report.copied_text(COPIED, dry_run=False),
 }
 DATA: dict[str, dict[str, Any]] = {
-    "store-ls": report.listing_data([SURVEY, BARE]),
-    "store-stat": report.survey_data(SURVEY),
-    "store-verify": report.checked_data([CHECKED]),
-    "store-gc": report.freed_data([(SURVEY.namespace, 5 << 20)]),
-    "store-rm": report.removed_data(REMOVALS, dry_run=False),
-    "store-copy": report.copied_data(COPIED, dry_run=False),
-    "store-retain": report.retained_data(RETAINED, dry_run=False),
+    "store-ls": report.data("ls", namespaces=[SURVEY, BARE]),
+    "store-stat": report.data("stat", namespace=SURVEY),
+    "store-verify": report.data("verify", ok=False, namespaces=[CHECKED]),
+    "store-gc": report.data("gc", freed_bytes={SURVEY.namespace: 5 << 20}),
+    "store-rm": report.data(
+        "rm", ok=False, dry_run=False, keys_destroyed=0, removals=REMOVALS
+    ),
+    "store-copy": report.data("copy", ok=False, dry_run=False, namespaces=COPIED),
+    "store-retain": report.data("retain", ok=False, dry_run=False, namespaces=RETAINED),
 }
 
 

@@ -27,11 +27,7 @@ _LONGEST_S = 1_000_000
 def settings_of(
     pairs: Iterable[str], option: str = "--set", form: str = "KEY=VALUE"
 ) -> dict[str, str]:
-    """Read what is given as KEY=VALUE, or as what a form says.
-
-    Raises:
-        UsageProblem: If one is not, or a key is given twice.
-    """
+    """Read what is given as KEY=VALUE, or as what a form says."""
     found: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -47,11 +43,7 @@ def settings_of(
 
 
 def patience(timeout_s: float) -> float:
-    """Return how long to wait, if that is a time.
-
-    Raises:
-        UsageProblem: If it is longer than a wait can be.
-    """
+    """Return how long to wait, if that is a time."""
     if 0 < timeout_s <= _LONGEST_S:
         return timeout_s
     raise UsageProblem(
@@ -61,12 +53,7 @@ def patience(timeout_s: float) -> float:
 
 
 def backend_settings(name: str, pairs: Iterable[str]) -> Mapping[str, object]:
-    """Return all that is said about a backend, `--set` over the other sources.
-
-    Raises:
-        SettingsError: If the file or the environment cannot be read.
-        UsageProblem: If a pair is none.
-    """
+    """Return all that is said about a backend, `--set` over the other sources."""
     given = {"backends": {name: settings_of(pairs)}}
     return load_configuration(given).backends[name]
 
@@ -74,11 +61,7 @@ def backend_settings(name: str, pairs: Iterable[str]) -> Mapping[str, object]:
 def typed_settings(
     backend: Backend, given: Mapping[str, object], command: str
 ) -> object:
-    """Return a backend's settings; say what to type where some are missing.
-
-    Raises:
-        SettingsError: If one is missing, unknown or of the wrong kind.
-    """
+    """Return a backend's settings; say what to type where some are missing."""
     try:
         return backend.settings(given)
     except SettingsError as error:
@@ -90,11 +73,7 @@ def typed_settings(
 
 
 def needs_of(words: Iterable[str]) -> RouteRequirements:
-    """Read what a deployment needs, as FIELD=VALUE or FIELD.
-
-    Raises:
-        SettingsError: If a field is unknown or a value is of the wrong kind.
-    """
+    """Read what a deployment needs, as FIELD=VALUE or FIELD."""
     pairs = (word if "=" in word else f"{word}=true" for word in words)
     return structure(RouteRequirements, settings_of(pairs, "--need"), where="--need")
 

@@ -26,8 +26,6 @@ class Completion:
     """What an engine answered.
 
     Args:
-        tokens: The ids of the tokens that it made.
-        logprobs: Their log-probabilities.
         cached: Tokens of the prompt that it did not compute; None where it does not
             say.
     """
@@ -55,11 +53,7 @@ class EngineClient:
 
     @classmethod
     def find(cls, url: str, *, within_s: float = 120.0) -> EngineClient:
-        """Find out which engine answers at an address.
-
-        Raises:
-            KvdockError: If none does.
-        """
+        """Find out which engine answers at an address; raise KvdockError if none."""
         given = url if "://" in url else f"http://{url}"
         base = given.removesuffix(urlsplit(given).path or "/")
         client = cls(base, "", "", within_s)
@@ -76,11 +70,7 @@ class EngineClient:
         )
 
     def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt, as the engine's own tokenizer makes them.
-
-        Raises:
-            KvdockError: If it has no tokenizer, or refuses.
-        """
+        """Return the token ids of a prompt, as the engine's tokenizer makes them."""
         if not isinstance(prompt, str):
             return tuple(prompt)
         found = self._ask("/tokenize", {"model": self.model, "prompt": prompt})

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -84,11 +85,7 @@ def fail_usage(error: Any, *, as_json: bool) -> int:  # noqa: ANN401 - a class t
 
 
 def say(line: str) -> None:
-    """Print a line; nothing where standard output is closed.
-
-    Raises:
-        Unwritten: If it takes no more.
-    """
+    """Print a line, if standard output is open; raise Unwritten if it takes no more."""
     if not sys.stdout:
         return
     try:
@@ -99,6 +96,30 @@ def say(line: str) -> None:
     except OSError as error:
         raise Unwritten(
             f"the answer cannot be written: {error.strerror or error}"
+        ) from error
+
+
+def confirm(question: str, act: str, done: str, instead: str = "") -> None:
+    """Ask on the terminal before something goes; anything but yes ends the command."""
+    if not sys.stdin.isatty():
+        raise UsageProblem(
+            f"there is no terminal to ask whether to {act}",
+            fix=instead or "Give --yes.",
+        )
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageProblem(f"nothing was {done}", fix="Answer yes, or give --yes.")
+
+
+def write_file(file: Path, text: str, option: str = "") -> None:
+    """Write what a command was asked to put into a file."""
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        what = f"{option} {file}".strip()
+        raise UsageProblem(
+            f"{what} cannot be written: {error.strerror or error}"
         ) from error
 
 

@@ -32,11 +32,7 @@ class Progress:
     """The progress of a piece of work.
 
     Args:
-        label: What is being done.
         total: How much there is to do; 0 where that is not known.
-        unit: Spells an amount.
-        done: How much is done.
-        note: What is done right now.
     """
 
     label: str

@@ -83,11 +83,7 @@ class CommandGroup(WholeSummaries):
 
 
 def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keeps private
-    """Import a command and make it one of typer's.
-
-    Raises:
-        BrokenPlugin: If it cannot be imported or is not a command.
-    """
+    """Import a command and make it one of typer's; raise BrokenPlugin if it is none."""
     found = import_entry_point(candidate)
     module = sys.modules[candidate.value.partition(":")[0].strip()]
     try:

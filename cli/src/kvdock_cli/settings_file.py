@@ -59,11 +59,7 @@ def leaves(tree: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[list[str], 
 
 
 def with_value(tree: Tree, path: Sequence[str], value: object) -> dict[str, Any]:
-    """Return a tree with one setting changed.
-
-    Raises:
-        SettingsError: If it would lie below a setting that has a value.
-    """
+    """Return a tree with one setting changed."""
     word, *rest = path
     below = tree.get(word, {})
     if rest and not isinstance(below, Mapping):
@@ -74,10 +70,8 @@ def with_value(tree: Tree, path: Sequence[str], value: object) -> dict[str, Any]
 def wrong_in(tree: Tree, origin: str, schemas: Mapping[str, type]) -> list[Wrong]:
     """Find every problem of the settings in a file.
 
-    Args:
-        tree: What the file holds; variables may give what it lacks.
-        origin: How messages name it.
-        schemas: Settings class by where it belongs: `backends.NAME`.
+    Variables may give what the file lacks. `schemas` are settings classes by where they
+    belong, such as `backends.NAME`.
     """
     found: list[Wrong] = []
     groups: dict[str, dict[str, Any]] = {}
@@ -138,12 +132,7 @@ def read_value(text: str, row: Setting | None) -> Any:  # noqa: ANN401 - any of 
 
 
 def changed(text: str, path: Sequence[str], value: object) -> str:
-    """Change one setting in the text of a TOML file; the rest stays as it is written.
-
-    Raises:
-        SettingsError: If it would lie below a setting that has a value.
-        KvdockError: If that cannot be done without changing other settings.
-    """
+    """Change one setting in the text of a TOML file; the rest stays as it is."""
     import tomlkit  # noqa: PLC0415 - 40 ms that other commands save
 
     wanted = with_value(tomllib.loads(text), path, value)
@@ -183,11 +172,7 @@ def commented(rows: Iterable[Setting]) -> str:
 
 
 def write(file: Path, text: str, *, replace: bool) -> None:
-    """Write a file at once: a reader sees the old text or the new one.
-
-    Raises:
-        KvdockError: If it cannot be written, or is there and may not be replaced.
-    """
+    """Write a file at once: a reader sees the old text or the new one."""
     target = file.resolve()
     try:
         if not (replace and target.exists()):

@@ -23,10 +23,6 @@ def style_of(
 
     Colours are for terminals, and NO_COLOR switches them off; FORCE_COLOR is for
     pagers. Lines are folded on terminals alone: a pipe gets whole rows.
-
-    Args:
-        stream: Where the report goes; None for standard output.
-        environ: Where NO_COLOR, FORCE_COLOR, TERM and COLUMNS are read.
     """
     environ = os.environ if environ is None else environ
     stream = stream or sys.stdout

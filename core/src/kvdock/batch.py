@@ -123,13 +123,10 @@ class MemoryGate:
                 self._left.notify_all()
 
     def close(self, deadline_s: float) -> bool:
-        """Let no further thread in, and wait for those inside.
+        """Let no further thread in, wait for those inside; return whether none is left.
 
         Args:
             deadline_s: Until when, on `time.monotonic()`'s clock.
-
-        Returns:
-            Whether the memory is free; False if a thread is still inside.
         """
         with self._lock:
             self._closed = True
@@ -143,7 +140,6 @@ class Batch:
     """Keys of one pool, and where their bytes lie in host memory.
 
     Args:
-        operation: What to do.
         keys: The n keys, unique names of objects.
         addresses: int64 (n, segments), host byte addresses; (n, 0) where no
             bytes are moved: EXISTS, DELETE, CLEAR, and pages without bytes.
@@ -363,13 +359,10 @@ class BatchResult:
 
 
 def validate_result(batch: Batch, result: object) -> BatchResult:
-    """Hold an answer against its batch.
+    """Hold an answer against its batch; raise BatchError unless it has all outcomes.
 
     Lengths are compared with what was asked for: a result that claims OK for
     fewer or more bytes becomes SHORT or LONG, an unknown code becomes ERROR.
-
-    Raises:
-        BatchError: If the answer is not one outcome per key.
     """
     if not isinstance(result, BatchResult):
         raise BatchError(

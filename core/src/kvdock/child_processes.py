@@ -37,9 +37,6 @@ def ended_with_parent(command: Sequence[str]) -> list[str]:
     On Linux, and for the main thread alone: the kernel counts the end of the thread
     that has started a process as the end of its parent. Elsewhere the command
     is returned as it is.
-
-    Args:
-        command: A program and its arguments.
     """
     main = threading.current_thread() is threading.main_thread()
     if sys.platform != "linux" or not main:

@@ -15,12 +15,7 @@ _Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
 
 
 class DaemonThreads:
-    """Daemon threads, each started when it is first needed.
-
-    Args:
-        most: Maximum number of threads.
-        name: Begins their names.
-    """
+    """Daemon threads, each started when it is first needed."""
 
     def __init__(self, most: int, name: str = "kvdock-io") -> None:
         self._most = most
@@ -50,11 +45,7 @@ class DaemonThreads:
         return future
 
     def close(self, *, wait: bool = True) -> None:
-        """End the threads, and wait for them; a later call starts new ones.
-
-        Args:
-            wait: Return only when they have ended.
-        """
+        """End the threads, and wait for them; a later call starts new ones."""
         with self._lock:
             ending, self._threads = self._threads, []
         for _ in ending:

@@ -100,11 +100,8 @@ class Dock:
     def for_engine(cls, used: Sequence[str], given: Configuration) -> Dock:
         """Load what an engine uses, as it does when it starts.
 
-        What an adapter's doctor asks this way, an engine would find.
-
-        Args:
-            used: The backends that its pools go to; only these are imported.
-            given: All settings of the engine.
+        What an adapter's doctor asks this way, an engine would find. Only the backends
+        in `used` are imported.
 
         Raises:
             PluginError: If a backend or an observer cannot be used.
@@ -136,13 +133,7 @@ class Dock:
         require: Sequence[str] = (),
         problems: Sequence[discovery.PluginProblem] = (),
     ) -> Dock:
-        """Load just these entry points, installed or not.
-
-        Args:
-            candidates: The entry points.
-            require: Backends that must be usable.
-            problems: What is known to be wrong already.
-        """
+        """Load just these entry points, installed or not."""
         plugins, found = discovery.load_all(candidates)
         every = (*problems, *found)
         discovery.require(require, plugins, every)
@@ -156,9 +147,6 @@ class Dock:
 
     def with_instances(self, settings: Mapping[str, Mapping[str, object]]) -> Dock:
         """Return this dock with the named instances that settings describe.
-
-        Args:
-            settings: Backend name to its settings, as for `load`.
 
         Raises:
             SettingsError: If an instance cannot have its name.
@@ -229,19 +217,11 @@ class Dock:
     ) -> Plan:
         """Choose a backend for every pool; see `plan_routes`.
 
-        Args:
-            pools: As there, and so are the others.
-            shard: As there.
-            prefer: `preference`.
-            tiers: Instead of a preference, the backends that keep each page, near
-                first: names, or tables with `backend`, `write` and `promote`.
-            overrides: As there.
-            strict: As there.
-            needs: As there.
-            settings: Backend name to the settings with which it will be
-                attached: some backends can do more or less with some. Wrong ones
-                of a backend that neither `prefer` nor `overrides` names are a
-                reason not to choose it.
+        Arguments are as there, and `prefer` is its preference. Instead of that, `tiers`
+        has the backends that keep each page, near first: names, or tables with
+        `backend`, `write` and `promote`. `settings` are those with which each backend
+        will be attached: some can do more or less with some. Wrong ones of a backend
+        that neither `prefer` nor `overrides` names are a reason not to choose it.
 
         Raises:
             SettingsError: On wrong settings of a backend that is named, or
@@ -282,10 +262,6 @@ class Dock:
         and what is configured for them. Nothing is put around anything unless
         all of them can be used.
 
-        Args:
-            names: Which observers.
-            settings: Observer name to its settings.
-
         Returns:
             Observer name to the object that was built.
 
@@ -324,17 +300,10 @@ class Dock:
     ) -> HostMemory:
         """Take host memory for pools that a backend is to keep.
 
-        It is memory of the backend's where that reaches no other, and plain
-        memory otherwise. Pools in it are planned with
-        `RouteRequirements(allocator=backend)`, and give it back when they are detached.
-
-        Args:
-            backend: Its name.
-            nbytes: How much.
-            settings: Those with which it will be attached.
-            shard: The slice of the model that this process owns.
-            pool: Whose pages it is for, for messages.
-            reserve_bytes: What is to stay free on the host.
+        It is memory of the backend's where that reaches no other, and plain memory
+        otherwise. Pools in it are planned with `RouteRequirements(allocator=backend)`,
+        and give it back when they are detached. `settings` are those with which the
+        backend will be attached; `reserve_bytes` stay free on the host.
 
         Raises:
             KvdockError: If there is none, or the host has too little left.

@@ -66,8 +66,6 @@ class NoRoute(KvdockError):  # noqa: N818 - the field's word, not "NoRouteError"
     What is wrong is a table, so the way out has a line of its own.
 
     Args:
-        what: What is wrong, with the table.
-        fix: What the reader can do about it.
         plan: The plan with every backend's answer, for another rendering.
     """
 

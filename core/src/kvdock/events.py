@@ -98,10 +98,6 @@ class BatchEnded:
     is false.
 
     Args:
-        backend: Who was asked.
-        pool: Whose pages.
-        operation: What for.
-        outcomes: How many keys ended how.
         nbytes: Bytes of the keys that are OK.
         seconds: From hand-over to the verified answer.
     """
@@ -121,9 +117,7 @@ class PagesAnswered:
     For observers alone that have an attribute `observes_pages` which is true.
 
     Args:
-        backend: Whose answer it is.
         pool: Whose pages; of a clear, through which pool it was asked for.
-        operation: What for.
         hashes: Their n page hashes; of a clear none, it is about all.
         outcomes: uint8 (n,), an `Outcome` for each; of a clear one.
         held_back: Why no backend was asked: "breaker" for one that is open, "queue"
@@ -153,7 +147,6 @@ class LookupSkipped:
     """The engine did not ask storage for a request, or not for all that was found.
 
     Args:
-        request: The engine's own id of it.
         reason: "rate_limit" where too much is loaded already, "too_short" where the
             engine asks for no prefix of this length, "pays" where computing was
             expected to be faster.
@@ -168,12 +161,9 @@ class HintAnswered:
     """An action of a request's hints was read, or pages were answered.
 
     Args:
-        request: The engine's own id of it.
         action: The action's type; "other" for one that is not known, and "stored"
             for pages that requests with hints have stored since.
-        action_id: The client's id of it.
         outcome: "taken", "ignored", "malformed" or "dropped"; "" for pages.
-        pool: Whose pages.
         pages: How many of them were answered how: a `RetentionAnswer`; of a
             prefetch "queued", "present", "absent" or "unsupported".
     """
@@ -191,7 +181,6 @@ class LoadDecided:
     """A decision how much of a prefix that was found an engine loads.
 
     Args:
-        request: The engine's own id of the request.
         choice: "all", "part", "compute", "explore" or "unknown", see
             `kvdock.pays.policy.Choice`.
         acted: Whether it was done; otherwise all that was found is loaded.
@@ -234,9 +223,6 @@ class PagesCopied:
     """Pages were copied from one tier to another, or a copy was dropped.
 
     Args:
-        pool: Whose pages.
-        source: The tier that has them.
-        target: The tier that was to get them.
         promoted: Whether to a nearer tier, since they were used.
         outcomes: How many pages were "copied", "present" there already, "gone" from
             the source, "failed" to be stored, "dropped" because too much waits, or
@@ -306,7 +292,6 @@ class MemoryHeld:
     """The number of ended calls whose memory a backend still holds changed.
 
     Args:
-        backend: Whose library may still read or write that memory.
         batches: How many batches, each with a lease on its pages.
     """
 
@@ -319,10 +304,7 @@ class PoolRouted:
     """A pool was attached, or is not stored, for the reason given.
 
     Args:
-        pool: Its name.
         backend: The backend that keeps it, the nearest of several; "" for none.
-        enabled: Whether it is stored.
-        reason: Why there, or why not.
         farther: The backends that keep it behind the nearest one.
     """
 
@@ -365,8 +347,6 @@ class StoreFilled:
     """The fill of a backend's store.
 
     Args:
-        backend: Whose.
-        used_bytes: What pages take.
         limit_bytes: What they may take; 0 where that is not known.
         failed_bytes: What could not be written and is set aside.
         promised_bytes: What is promised to be kept.
@@ -389,9 +369,7 @@ class PluginLoaded:
 
     Args:
         kind: "backend" or "observer".
-        name: Its name.
         distribution: The distribution that brought it, or "unknown".
-        version: That distribution's version.
         path: The file of its code.
     """
 
@@ -416,10 +394,8 @@ class PageEvent:
     its attachment.
 
     Args:
-        pool: Whose pages.
         stored: Whether they were stored by this process; otherwise they were
             evicted, deleted as corrupt, or cleared.
-        hashes: Their page hashes.
         backend: Where. Each tier of a chain reports what it has itself.
     """
 
@@ -482,7 +458,6 @@ class RowsSent:
     """Pages of one pool and request were sent to a peer.
 
     Args:
-        pool: Whose pages.
         rows: Rows before any were joined: one a token, layer and part.
         descriptors: Rows after that, which the backend got.
     """
@@ -497,10 +472,8 @@ class SlotsExpected:
     """The slots that wait for senders changed, of one pool.
 
     Args:
-        pool: Whose slots.
         expected: Slots of requests under way.
         held: Slots of requests that ended, and whose senders may still write.
-        landing_bytes: Bytes of the landing area.
         landing_used: Bytes of it that are leased.
     """
 

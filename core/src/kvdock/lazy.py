@@ -21,14 +21,8 @@ def lazy_names(
     They are the imports `from MODULE import NAME as NAME` in the package's own source,
     under `if TYPE_CHECKING:`. A second list of them would have to be kept equal.
 
-    Args:
-        package: The package's name.
-
     Returns:
         The package's `__getattr__`, `__dir__` and `__all__`.
-
-    Raises:
-        ImportError: If the package is installed without its source.
     """
     home = _homes(package)
     public = sorted(home)

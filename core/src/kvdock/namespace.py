@@ -60,9 +60,7 @@ class Difference:
 def decode_record(data: bytes, *, where: str = "the record") -> dict[str, object]:
     """Read a record.
 
-    Args:
-        data: Its canonical form, or any other JSON of the same content.
-        where: Whose record it is, for messages.
+    `data` is its canonical form, or any other JSON of the same content.
 
     Raises:
         NamespaceError: If it is not a record, or one of another schema.
@@ -110,10 +108,8 @@ def _open_file(path: Path) -> int:
 def load_record(folder: Path) -> dict[str, object]:
     """Read the record of a namespace's folder.
 
-    A folder that is named by a digest must hold the record of that digest.
-
-    Args:
-        folder: The namespace's folder, or the path of a record itself.
+    A folder that is named by a digest must hold the record of that digest. `folder` may
+    also be the path of a record itself.
 
     Raises:
         NamespaceError: If there is none, or it is not the right one.

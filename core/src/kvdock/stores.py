@@ -38,8 +38,6 @@ class PoolSurvey:
     """Contents of one pool, for objects of one size.
 
     Args:
-        pool: Name of the pool.
-        object_bytes: Size of the objects.
         segments: Segments that can be read.
         pages: Objects in them.
         stored_bytes: Bytes of those objects.
@@ -65,12 +63,10 @@ class NamespaceSurvey:
     """Contents of one namespace.
 
     Args:
-        namespace: Its digest.
         model: Identity of the model, "" where it is not recorded.
         revision: Which weights, as recorded.
         recorded: Whether its record is stored and matches its digest.
         used_ns: When any of its pages was last stored or read; 0 for never.
-        pools: Its pools.
     """
 
     namespace: str
@@ -118,7 +114,6 @@ class Verified:
     """The result of reading every page of a namespace.
 
     Args:
-        namespace: Its digest.
         good: Pages whose bytes are those that were stored.
         bad: Pages whose bytes are not: a read of them is a miss.
         corrupt_records: Records that are not whole, or whose pages lie beyond the
@@ -156,7 +151,6 @@ class StoredPage:
     Args:
         key: Its whole key; "" where the store keeps only a digest of it.
         digest: That digest, 16 bytes; b"" where the store has the key.
-        pool: Name of its pool.
         nbytes: Its bytes, trailer included.
         used_ns: When it was last stored or, as far as is known, read.
         read: Returns its bytes, verified; None if they are wrong or gone.
@@ -226,10 +220,8 @@ class Store(Protocol):
     ) -> Verified:
         """Read every page of a namespace and compare its checksum.
 
-        Args:
-            namespace: Its digest.
-            progress: Called with the bytes that were read since its last call.
-            heal: Delete what is wrong, so that the next write stores it.
+        `progress` is called with the bytes that were read since its last call. What is
+        wrong is deleted if `heal`, so that the next write stores it.
         """
 
     def collect(
@@ -240,16 +232,10 @@ class Store(Protocol):
         older_s: float | None = None,
         newer: bool = False,
     ) -> int:
-        """Delete what no process can read, and pages if asked to.
+        """Delete what no process can read, and pages if asked; return the bytes freed.
 
-        Args:
-            namespace: Its digest.
-            to_bytes: Most that the namespace may keep.
-            older_s: Delete pages that are older than this.
-            newer: Delete also what a later version of kvdock has stored.
-
-        Returns:
-            The bytes that were freed.
+        `to_bytes` is the most that the namespace may keep; pages older than `older_s`
+        go, and if `newer` what a later version of kvdock has stored.
         """
 
     def pages(
@@ -269,9 +255,7 @@ class Store(Protocol):
     ) -> AbstractContextManager[PageReceiver]:
         """Open the store, new or not, for objects that are copied to it.
 
-        Args:
-            namespace: Their namespace's digest.
-            record: What that is the digest of; b"" if it is not known.
+        `record` is what the digest is of; b"" if it is not known.
         """
 
     def in_use(self, namespace: str) -> str:
@@ -280,9 +264,7 @@ class Store(Protocol):
     def clear(self, namespace: str, *, unused: bool = False) -> int:
         """Delete all pages of a namespace; return the bytes that were freed.
 
-        Args:
-            namespace: Its digest.
-            unused: Raise instead if a process may have it open.
+        If `unused`, raise instead where a process may have it open.
         """
 
 

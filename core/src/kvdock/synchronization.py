@@ -59,11 +59,7 @@ class QuietCondition(threading.Condition):
 
 
 def check_deadline(deadline_s: float) -> None:
-    """Reject what is not a time: it would be neither before nor after any other.
-
-    Raises:
-        KvdockError: If it is not a number.
-    """
+    """Reject what is not a time: it would be neither before nor after any other."""
     try:
         wrong = math.isnan(deadline_s)
     except TypeError:
@@ -85,11 +81,7 @@ def remaining_s(deadline_s: float) -> float:
 
 
 class SharedTime:
-    """Time that calls under way share: of each second, each gets its part.
-
-    Args:
-        clock: Seconds.
-    """
+    """Time that calls under way share: of each second, each gets its part."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -50,13 +50,7 @@ class _Kind:
 
 
 class ThrottledLog:
-    """Warnings about failures, limited for each kind.
-
-    Args:
-        logger: Where lines go.
-        policy: Which failures are logged.
-        clock: In seconds.
-    """
+    """Warnings about failures, limited for each kind."""
 
     def __init__(
         self,
@@ -78,10 +72,8 @@ class ThrottledLog:
     ) -> None:
         """Log a failure, unless the policy holds it back.
 
-        Args:
-            kind: Which failures are limited together.
-            message: What failed; called only if it is logged.
-            error: Its traceback is logged with the first failure of the kind.
+        A callable message is called only if it is logged. The traceback of `error` is
+        logged with the first failure of the kind.
         """
         now_s = self._clock()
         with self._lock:

@@ -63,11 +63,7 @@ def is_int(value: object) -> TypeGuard[int]:
 
 @attrs.frozen
 class Validators:
-    """Validators that raise one kind of error.
-
-    Args:
-        error: What they raise.
-    """
+    """Validators that raise one kind of error."""
 
     error: type[KvdockError]
 

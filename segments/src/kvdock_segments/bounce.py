@@ -40,14 +40,8 @@ class BounceBuffer(threading.local):
     def read(self, file: int, offset: int, wanted: int, *, direct: bool) -> int:
         """Read from a file; return the bytes, fewer at its end.
 
-        Args:
-            file: Descriptor.
-            offset: Where to begin.
-            wanted: How much, at most the size of the buffer.
-            direct: Whether only whole blocks can be read.
-
-        Raises:
-            OSError: If it cannot be read.
+        `wanted` is at most the size of the buffer. If `direct`, only whole blocks can
+        be read.
         """
         length = -(-wanted // BLOCK) * BLOCK if direct else wanted
         got = 0
@@ -59,16 +53,7 @@ class BounceBuffer(threading.local):
         return min(got, wanted)
 
     def write(self, file: int, offset: int, wanted: int) -> int:
-        """Write whole blocks to a file; return the bytes that are not padding.
-
-        Args:
-            file: Descriptor.
-            offset: Where to begin.
-            wanted: How much of the buffer.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Write whole blocks to a file; return the bytes that are not padding."""
         length = -(-wanted // BLOCK) * BLOCK
         self.view[wanted:length] = bytes(length - wanted)
         return min(wanted, os.pwrite(file, self.view[:length], offset))

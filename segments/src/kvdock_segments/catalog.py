@@ -111,9 +111,7 @@ class Catalog:
 
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
-        place: Location of the store, with the pool.
         engine: Opens the files of pages.
-        counts: Counters of events, by name.
         limits: The policy of eviction, and how many files may stay open.
     """
 
@@ -185,12 +183,8 @@ class Catalog:
     def recreate_folders(self, *, moved: bool = False) -> None:
         """Create folders again that were deleted.
 
-        Args:
-            moved: Whether the namespace is another folder now, and these are still
-                those of the old one.
-
-        Raises:
-            OSError: If one cannot be created.
+        If `moved`, the namespace is another folder now, and these are still those of
+        the old one.
         """
         with self._syncing:
             for size, folder in self.folders.items():

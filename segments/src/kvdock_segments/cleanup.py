@@ -39,13 +39,10 @@ def pool_folders(namespace_fd: int) -> list[str]:
 
 
 def clear_namespace(namespace_fd: int) -> int:
-    """Delete every segment of a namespace, including those that are being written.
+    """Delete all segments, also those that are being written; return the bytes freed.
 
     Index files are deleted first, so that no page of a half-deleted segment is
     found. Processes that have it open notice at their next call.
-
-    Returns:
-        Bytes that were freed.
     """
     freed = 0
     for pool in pool_folders(namespace_fd):
@@ -86,15 +83,7 @@ def _names(folder: int) -> list[str]:
 
 
 def remove_empty(root: int, namespace: str) -> bool:
-    """Remove a namespace that is empty and that no store has open.
-
-    Args:
-        root: Descriptor of the store's root.
-        namespace: Its digest.
-
-    Returns:
-        Whether it was removed.
-    """
+    """Remove a namespace that is empty and not open; return whether it was."""
     with suppress(OSError):  # of `rmdir` as well, if a file was added meanwhile
         fd = open_folder(root, namespace)
         try:
@@ -146,14 +135,7 @@ def _is_empty(namespace_fd: int) -> bool:
 def delete_if_unowned(
     namespace_fd: int, pool: str, name: str, kept_by: WriterLiveness | None
 ) -> bool:
-    """Delete one segment, unless it has a writer, is pinned, or holds promised pages.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        pool: Name of the segment's folder.
-        name: Name of its index file.
-        kept_by: How living writers are detected; None if it is unknown.
-    """
+    """Delete a segment unless it has a writer, is pinned, or holds promised pages."""
     index_name = IndexName.parse(name)
     if index_name is None:
         return False
@@ -191,18 +173,11 @@ def collect_garbage(
     newer: bool = False,
     limit_s: float = math.inf,
 ) -> int:
-    """Delete leftovers of writers that died while creating a segment.
+    """Delete what writers left that died creating segments; return the bytes freed.
 
-    Args:
-        folder: Descriptor of a folder of segments.
-        kept_by: How living writers are detected; None if it is unknown.
-        lost: Delete segments as well whose index is torn or of an earlier
-            version, and index files without pages.
-        newer: Delete segments of a later version as well.
-        limit_s: Most time that it takes; the next sweep goes on.
-
-    Returns:
-        Bytes that were freed.
+    If `lost`, segments go as well whose index is torn or of an earlier version, and
+    index files without pages; if `newer`, segments of a later version. After `limit_s`
+    the next sweep goes on.
     """
     freed = 0
     end_s = time.monotonic() + limit_s
@@ -233,11 +208,7 @@ def collect_garbage(
 
 
 def linked_segments(namespace_fd: int) -> list[list[tuple[str, int]]]:
-    """Return segments whose files of pages are one file under several names.
-
-    Returns:
-        Groups of (folder name, segment), each of at least two.
-    """
+    """Return groups of (folder name, segment) that share one file of pages."""
     found: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for pool in pool_folders(namespace_fd):
         with suppress(OSError):
@@ -258,15 +229,7 @@ def linked_segments(namespace_fd: int) -> list[list[tuple[str, int]]]:
 
 
 def delete_linked(namespace_fd: int, kept_by: WriterLiveness | None) -> int:
-    """Delete segments that share their file of pages, but one of each group.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        kept_by: How living writers are detected; None if it is unknown.
-
-    Returns:
-        Number of segments that were deleted.
-    """
+    """Delete all but one of segments that share a file of pages; return how many."""
     deleted = 0
     for group in linked_segments(namespace_fd):
         left = len(group)

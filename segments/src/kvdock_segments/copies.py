@@ -40,11 +40,8 @@ def stored_pages(
 ) -> Iterator[StoredPage]:
     """Yield the objects of a namespace; those that go meanwhile read as None.
 
-    Args:
-        root: The store's root directory.
-        namespace: Its digest.
-        keys: Whole keys that are known: an object of one of them has its key.
-        expiring: Those that expire as well.
+    An object of one of the whole `keys` has its key. Those that expire are left out
+    unless `expiring`.
     """
     digests = key_digests(keys, key_seed(namespace)) if keys else ()
     known = {one.tobytes(): key for one, key in zip(digests, keys, strict=True)}
@@ -83,8 +80,6 @@ class SegmentReceiver:
     """Takes objects of one namespace into a store, by the digests of their keys.
 
     Args:
-        place: The location of the store, of any pool.
-        limits: Limits of its space.
         opened: Closes the stores of all pools.
     """
 

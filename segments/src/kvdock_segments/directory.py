@@ -40,11 +40,8 @@ class SegmentDirectory:
 
     Args:
         fd: Descriptor of the folder; closed with it.
-        object_bytes: Size of the objects.
-        index: Where records go.
         numbers: Segment by its number in the index, of all folders.
         lock: Held around every use of the index.
-        liveness: How living writers are detected.
     """
 
     def __init__(
@@ -249,9 +246,6 @@ class SegmentDirectory:
 
         What is written to it would change what lies under that name: pages of
         another segment, or a copy of the store that was made of links.
-
-        Raises:
-            OSError: If it cannot be looked at.
         """
         segment.links = os.fstat(segment.index_fd).st_nlink
         return self.look_at(segment)[0]

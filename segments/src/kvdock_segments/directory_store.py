@@ -35,7 +35,6 @@ class DirectoryStore:
     Backends on segments return it from their entry point of `kvdock.stores`.
 
     Args:
-        root: The directory.
         shared: Accept one that others own or may write.
         limits: Of what is copied there.
     """
@@ -54,11 +53,7 @@ class DirectoryStore:
     ) -> Self | None:
         """Open a directory; None for a URL.
 
-        Args:
-            target: What the user names.
-            given: Settings of the backend; its root is the target.
-            backend: The backend's name.
-            settings: Its class of settings.
+        `target` is what the user names; `given` are settings of the backend.
 
         Raises:
             SettingsError: If a setting is unknown or of the wrong kind, or there is

@@ -60,7 +60,7 @@ def plan_eviction(
     before_ns: int,
     over: Mapping[int, int] = NONE_ABOVE,
 ) -> EvictionPlan | None:
-    """Plan which pages go next.
+    """Plan which pages go next; None where nothing may go.
 
     Args:
         index: All pages of a pool.
@@ -69,9 +69,6 @@ def plan_eviction(
         before_ns: Pages that were used then, or later, stay.
         over: Tenants above their quotas, and how many pages each may lose: pages of
             all others stay as long as one of those may go.
-
-    Returns:
-        None where nothing may go.
     """
     if not writable.any():
         return None
@@ -118,11 +115,7 @@ def _taxed(
 ) -> BoolArray:
     """Return which pages tenants have above their quotas, the coldest, bool (n,).
 
-    Args:
-        index: All pages of a pool.
-        rows: The n rows.
-        may_go: bool (n,), which of them may be evicted.
-        over: Tenants above their quotas, and by how many pages.
+    `over` has the tenants above their quotas, and by how many pages.
     """
     found = np.zeros(len(may_go), np.bool_)
     if not over or index.tenants is None:
@@ -148,12 +141,8 @@ def cold_slots(
 ) -> Int64Array:
     """Return the slots of a segment whose pages are to go, ascending.
 
-    Args:
-        index: All pages of a pool.
-        rows: The segment's.
-        plan: Which pages are to go.
-        before_ns: Pages that were used then, or later, stay.
-        over: As for `plan_eviction`, by now: no tenant loses more.
+    Pages that were used at `before_ns` or later stay, and no tenant loses more than is
+    in `over` by now.
     """
     cold = plan.cold
     stored_ns = index.records["stored_ns"][rows.span].astype(np.int64)
@@ -186,10 +175,6 @@ class OtherPools:
 
     Their writers note uses every ten seconds, so what is known of one is read
     again before it goes.
-
-    Args:
-        usage: The namespace's folders.
-        counts: What happened, by name.
     """
 
     usage: NamespaceUsage
@@ -203,15 +188,10 @@ class OtherPools:
         colder_than_ns: float = float("inf"),
         least_slots: int = 0,
     ) -> bool:
-        """Delete the coldest segment of the other pools.
+        """Delete the coldest segment of the other pools; return whether there was one.
 
-        Args:
-            but_fd: Descriptor of the folder that is spared.
-            colder_than_ns: Spare segments that are warmer.
-            least_slots: Spare pools that would be left with fewer slots than this.
-
-        Returns:
-            Whether one was deleted.
+        It spares the folder `but_fd`, segments that are warmer, and pools that would be
+        left with fewer slots than `least_slots`.
         """
         for coldest in self._coldest_first(but_fd, colder_than_ns, least_slots):
             if self.usage.delete(*coldest):

@@ -51,11 +51,7 @@ class FdCache:
         self._lock = threading.Lock()
 
     def open(self, segment: Segment) -> Token:
-        """Return a segment's token, valid until `release`.
-
-        Raises:
-            OSError: If its file is gone, or cannot be opened.
-        """
+        """Return a segment's token, valid until `release`."""
         with self._lock:
             entry = self._open.get(segment)
             if entry is None:

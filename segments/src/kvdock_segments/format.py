@@ -327,12 +327,7 @@ def valid(rows: Records, header: Records, slots: Int64Array) -> BoolArray:
 
 
 def as_current(rows: Records, version: int) -> Records:
-    """Return valid records in the layout that is written, with their own checks.
-
-    Args:
-        rows: The records as they are on disk, (n,).
-        version: Version of the file that they were read from.
-    """
+    """Return valid records in the layout that is written, with their own checks."""
     if version == FORMAT_VERSION:
         return rows
     fresh = rows.copy()
@@ -345,10 +340,7 @@ def as_current(rows: Records, version: int) -> Records:
 def are_same(stored: Records, believed: Records, version: int) -> BoolArray:
     """Return which records on disk are the expected ones, bool (n,).
 
-    Args:
-        stored: (n,), as they are on disk.
-        believed: (n,), as `as_current` returned them.
-        version: Version of the file.
+    `believed` are as `as_current` returned them.
     """
     one, two = (
         np.ascontiguousarray(rows).view(np.uint64).reshape(-1, _WORDS)
@@ -397,21 +389,15 @@ def promised(words: UInt64Array) -> BoolArray:
 
 
 def key_seed(namespace: str) -> int:
-    """Return the seed of a namespace's key digests.
-
-    Args:
-        namespace: Its digest, in hex.
-    """
+    """Return the seed of a namespace's key digests."""
     return int(namespace[:16], 16)
 
 
 def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
     """Return 128-bit digests of keys, uint64 (n, 2), low word first.
 
-    Args:
-        keys: The keys.
-        seed: The namespace's, so that a collision found in one namespace is none
-            in another.
+    The seed is the namespace's, so that a collision found in one namespace is none in
+    another.
     """
     digests = map(xxhash.xxh3_128_digest, map(str.encode, keys), repeat(seed))
     return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)

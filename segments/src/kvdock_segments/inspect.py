@@ -40,11 +40,8 @@ class Location:
     """Location of one object on disk.
 
     Args:
-        pool: Name of its pool.
         path: The file that holds its bytes.
         offset: Their offset in it.
-        nbytes: Their number.
-        slot_bytes: Size of the slot.
         checksum: Their xxh3 according to the record.
         record_path: The index file that holds its record.
         record_offset: Offset of its 64 bytes.
@@ -68,11 +65,8 @@ class Location:
 def locate(root: Path, key: str) -> tuple[Location, ...]:
     """Find every copy of an object.
 
-    Damage its bytes through `path` and `offset` to see a read miss.
-
-    Args:
-        root: The store's root directory.
-        key: The object's whole key: namespace digest, page hash, suffix.
+    Damage its bytes through `path` and `offset` to see a read miss. `key` is the whole
+    key: namespace digest, page hash, suffix.
 
     Raises:
         NamespaceError: If the key does not begin with a namespace.
@@ -138,11 +132,6 @@ def folders_of(
 ) -> Iterator[tuple[str, int]]:
     """Open the folders of a namespace one after the other.
 
-    Args:
-        root: The store's root directory.
-        namespace: Its digest.
-        shared: Accept a root that other users own or can write.
-
     Yields:
         Name and descriptor of each, closed before the next one is opened.
     """
@@ -160,11 +149,6 @@ def folders_of(
 @contextmanager
 def namespace_of(root: Path, namespace: str, *, shared: bool = True) -> Iterator[int]:
     """Open a namespace's folder as a context; the value is the descriptor.
-
-    Args:
-        root: The store's root directory.
-        namespace: Its digest.
-        shared: Accept a root that other users own or can write.
 
     Raises:
         NamespaceError: If the namespace does not exist, or a folder of it is
@@ -320,15 +304,9 @@ def gc(
 ) -> int:
     """Delete leftovers of crashed writers, and the coldest segments on request.
 
-    Unreadable segments are deleted as well, and finally the namespace itself if it
-    is empty and no store has it open.
-
-    Args:
-        root: The store's root directory.
-        namespace: Its digest.
-        to_bytes: Maximum bytes that the namespace keeps, or None.
-        newer: Delete segments of a later version of kvdock.
-        shared: Accept a root that other users own or can write.
+    Unreadable segments are deleted as well, and finally the namespace itself if it is
+    empty and no store has it open. `to_bytes` is the most that the namespace keeps. If
+    `newer`, segments of a later version of kvdock go too.
 
     Returns:
         Bytes that were freed.
@@ -369,11 +347,8 @@ def clear(
 ) -> int:
     """Delete all pages of a namespace; return the bytes that were freed.
 
-    Args:
-        root: The store's root directory.
-        namespace: Its digest.
-        unused: Keep processes from opening it meanwhile; raise if one has it open.
-        shared: Accept a root that other users own or can write.
+    If `unused`, processes are kept from opening it meanwhile, and one that has it open
+    is an error.
 
     Raises:
         KvdockError: If other users own the root or can write there, or a process

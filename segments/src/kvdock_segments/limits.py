@@ -33,8 +33,6 @@ class StoreLocation:
         root: The store's root directory; created if it is missing.
         namespace: Digest of the namespace: a folder's name, and what every
             key begins with.
-        pool: Name of the pool.
-        object_bytes: Sizes of the pool's objects.
         record: The record of the namespace: the bytes whose digest it is.
         shared: Accept a root that other users own or can write.
         liveness: How other processes detect that the writer of a segment is alive.
@@ -95,10 +93,6 @@ class StoreLimits:
     def check(self, object_bytes: int, slot_bytes: int) -> None:
         """Reject a quota that is too small for one object.
 
-        Args:
-            object_bytes: Size of the largest object.
-            slot_bytes: Size of its slot.
-
         Raises:
             SettingsError: If there is a quota and it is too small.
         """
@@ -113,9 +107,5 @@ class StoreLimits:
 
 
 def least_bytes(slot_bytes: int) -> int:
-    """Return what the smallest segment takes, with its index file.
-
-    Args:
-        slot_bytes: Bytes from one slot to the next.
-    """
+    """Return what the smallest segment takes, with its index file."""
     return slot_bytes + index_bytes(1)

@@ -41,11 +41,7 @@ _IN_WRITING_S = 60.0
 
 
 def read_record(namespace_fd: int) -> bytes:
-    """Return the record of a namespace, or b"" if it is not stored.
-
-    Raises:
-        OSError: If it cannot be read, or is not a file.
-    """
+    """Return the record of a namespace, or b"" if it is not stored."""
     return read_aside(namespace_fd, RECORD_NAME)
 
 
@@ -54,16 +50,8 @@ def keep_files(
 ) -> None:
     """Write the small files of a namespace; replace those that are damaged.
 
-    Called when a store is opened. They are not written if the disk is full.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        namespace: Its digest.
-        record: The bytes of that digest, or b"" if they are unknown.
-        kept_by: How living writers are detected.
-
-    Raises:
-        OSError: If too many files are open.
+    Called when a store is opened. They are not written if the disk is full. `record` is
+    the bytes of that digest, or b"" if they are unknown.
     """
     _keep_record(namespace_fd, namespace, record)
     if _tenure_is_damaged(namespace_fd):
@@ -101,12 +89,7 @@ def _keep_record(namespace_fd: int, namespace: str, record: bytes) -> None:
 
 
 def damaged_files(namespace_fd: int, namespace: str) -> tuple[str, ...]:
-    """Return the names of small files that are damaged or unfinished.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        namespace: Its digest.
-    """
+    """Return the names of small files that are damaged or unfinished."""
     with listing(namespace_fd) as entries:
         found = [one.name for one in entries if is_leftover(one.name, FILES)]
     found = [name for name in found if not _in_writing(namespace_fd, name)]
@@ -118,16 +101,9 @@ def damaged_files(namespace_fd: int, namespace: str) -> tuple[str, ...]:
 
 
 def remove_damaged(namespace_fd: int, namespace: str) -> int:
-    """Delete small files that are damaged or unfinished.
+    """Delete small files that are damaged or unfinished; return the bytes freed.
 
     The next store that is opened writes them again.
-
-    Args:
-        namespace_fd: Descriptor of the namespace's folder.
-        namespace: Its digest.
-
-    Returns:
-        Bytes that were freed.
     """
     freed = 0
     for name in damaged_files(namespace_fd, namespace):

@@ -23,11 +23,8 @@ def open_store(
 ) -> SegmentStore:
     """Open the store of one pool of a namespace.
 
-    Args:
-        engine: Moves the bytes; closed with the store, or if this fails.
-        pool: The pool.
-        region: Its memory.
-        config: Its settings extend `SegmentSettings`.
+    The engine is closed with the store, or if this fails. Settings extend
+    `SegmentSettings`.
 
     Raises:
         KvdockError: If the root or a stored namespace record cannot be trusted.

@@ -26,9 +26,6 @@ class SegmentOracle:
     A backend on segments makes its own oracle of it and of `kvdock.testing.Oracle`:
 
         class MyOracle(SegmentOracle, Oracle): ...
-
-    Args:
-        root: The store's root directory.
     """
 
     def __init__(self, root: Path) -> None:

@@ -81,11 +81,7 @@ def data_segment(name: str) -> int | None:
 
 
 def pool_folder(pool: str, object_bytes: int) -> str:
-    """Return the name of the folder of a pool's objects of one size.
-
-    Raises:
-        NamespaceError: If the pool's name could not be a file name.
-    """
+    """Return the name of the folder of a pool's objects of one size."""
     name = f"{pool}.{object_bytes}"
     if not _POOL.fullmatch(name):
         raise NamespaceError(f"{name!r} is not the name of a pool and its object size")
@@ -104,11 +100,7 @@ def is_namespace(name: str) -> bool:
 
 
 def namespaces_in(root: int) -> tuple[str, ...]:
-    """Return the namespaces that a store holds, sorted.
-
-    Args:
-        root: Descriptor of its root.
-    """
+    """Return the namespaces that a store holds, sorted."""
     with listing(root) as entries:
         found = [e.name for e in entries if is_namespace(e.name) and is_folder(e)]
     return tuple(sorted(found))
@@ -120,11 +112,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def check_namespace(name: str) -> str:
-    """Return a namespace digest that is safe as a folder name.
-
-    Raises:
-        NamespaceError: If it is anything but 64 hex digits.
-    """
+    """Return a namespace digest that is safe as a folder name."""
     if is_namespace(name):
         return name
     raise NamespaceError(
@@ -136,14 +124,7 @@ def check_namespace(name: str) -> str:
 def open_root(root: Path, *, shared: bool = False, create: bool = True) -> int:
     """Open a store's root; return a descriptor.
 
-    Args:
-        root: The directory.
-        shared: Accept a root that belongs to another user, or that group or world
-            can write.
-        create: Create it if it is missing.
-
-    Raises:
-        KvdockError: If it is not a directory that only this user can write.
+    `shared` accepts one that belongs to another user, or that group or world can write.
     """
     try:
         if create:
@@ -216,11 +197,6 @@ NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR)
 def open_file(folder: int, name: str, flags: int) -> int:
     """Open a file inside a folder; return a descriptor.
 
-    Args:
-        folder: Descriptor of the folder.
-        name: The file's name.
-        flags: How to open it, as for `os.open`.
-
     Raises:
         OSError: If it is missing, a link, or not a regular file (ENXIO).
     """
@@ -230,11 +206,8 @@ def open_file(folder: int, name: str, flags: int) -> int:
 def open_data(folder: int, name: str, *, create: bool, direct: bool) -> int:
     """Open a segment's data for reading and, where that can be, writing.
 
-    Args:
-        folder: Descriptor of the folder.
-        name: The file's name.
-        create: Make the file; it must not be there yet.
-        direct: Bypass the page cache (O_DIRECT).
+    `create` makes the file, which must not be there yet; `direct` bypasses the page
+    cache (O_DIRECT).
 
     Raises:
         OSError: If it cannot be opened.
@@ -264,11 +237,7 @@ def open_and_look(folder: int, name: str, flags: int) -> tuple[int, os.stat_resu
 
 
 def open_folder(parent: int, name: str, *, create: bool = False) -> int:
-    """Open a folder inside another one; return a descriptor.
-
-    Raises:
-        OSError: If it is missing, a link, or not a folder.
-    """
+    """Open a folder inside another one; return a descriptor."""
     if create:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -289,11 +258,7 @@ def replace_folder(fd: int, fresh: int) -> None:
     """Make a descriptor refer to another folder, for all of its users.
 
     Threads that use it meanwhile see one of the two folders, and never another file
-    that was given the same number.
-
-    Args:
-        fd: The descriptor.
-        fresh: Descriptor of the other folder; closed.
+    that was given the same number. `fresh` is closed.
     """
     try:
         os.dup2(fresh, fd, inheritable=False)
@@ -319,14 +284,7 @@ def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
 def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
     """Open a namespace's folder; create it if it is missing.
 
-    Args:
-        root: Descriptor of the root.
-        namespace: Its digest.
-        record: The bytes of which the digest is the SHA-256: what the
-            namespace covers.
-
-    Raises:
-        NamespaceError: If the digest and the record do not belong together.
+    The digest is the SHA-256 of the record, which is what the namespace covers.
     """
     check_namespace(namespace)
     if record and not fits(record, namespace):
@@ -369,9 +327,6 @@ def write_aside(folder: int, name: str, content: bytes) -> None:
     """Write a file that others see whole or not at all.
 
     What has its name and is not a file is kept under another name.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     aside = f".{name}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -400,9 +355,6 @@ def remove(folder: int, name: str) -> int | None:
 
     Returns:
         Size of the file, 0 of a directory; None if it is not there.
-
-    Raises:
-        OSError: If it cannot be deleted.
     """
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -418,11 +370,6 @@ def remove(folder: int, name: str) -> int | None:
 
 
 def is_leftover(name: str, files: Collection[str]) -> bool:
-    """Return whether `write_aside` set this aside, or did not end.
-
-    Args:
-        name: Name of a file.
-        files: Names of files that are written aside.
-    """
+    """Return whether `write_aside` set this aside, or did not end."""
     match = _LEFTOVER.fullmatch(name)
     return match is not None and (match[1] or match[2]) in files

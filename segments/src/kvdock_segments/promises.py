@@ -51,7 +51,6 @@ class PromiseBudget:
     """The bytes that may be promised in one namespace.
 
     Args:
-        namespace_fd: Descriptor of its folder.
         liveness: How living writers are detected. Where kernel locks do not reach all
             of them nothing is promised, because nothing would bound it.
     """
@@ -62,11 +61,7 @@ class PromiseBudget:
     def take(self, each_bytes: int, count: int, until: int, most_bytes: int) -> int:
         """Count the bytes of new promises; return for how many of them there is room.
 
-        Args:
-            each_bytes: Bytes of one object.
-            count: How many are wanted.
-            until: For how long, seconds since 1970.
-            most_bytes: The budget.
+        They are of `each_bytes` each, and last until `until`, seconds since 1970.
         """
         if self.liveness is not WriterLiveness.LOCKS or not count:
             return 0

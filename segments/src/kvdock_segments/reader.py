@@ -35,12 +35,7 @@ _LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)
 
 
 class Reader:
-    """Loads objects of a catalog.
-
-    Args:
-        catalog: Finds them.
-        engine: Moves their bytes.
-    """
+    """Loads objects of a catalog."""
 
     def __init__(self, catalog: Catalog, engine: IOEngine) -> None:
         self._catalog = catalog
@@ -109,11 +104,7 @@ class Reader:
         return BatchResult(_ONE_OK, result.nbytes, expire_at=ends)
 
     def get_together(self, batch: Batch) -> BatchResult | None:
-        """Load objects of one size that are all there, whole, and in one segment.
-
-        Returns:
-            As for `get_one`.
-        """
+        """Load objects of one size, all there and in one segment; else as `get_one`."""
         catalog, sizes = self._catalog, batch.sizes
         if not sizes.size or sizes.strides[0]:
             return None

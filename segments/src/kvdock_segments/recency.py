@@ -67,10 +67,6 @@ class PrefixLookups:
     """The last lookups, and which of them a write continues.
 
     Called under the index's lock.
-
-    Args:
-        index: Knows when pages were used.
-        segments: Segment by its number in the index.
     """
 
     def __init__(self, index: Index, segments: dict[int, Segment]) -> None:

@@ -42,12 +42,7 @@ _LATEST_NS = 2**63 - 1  # the put that comes spares its own pages
 
 @attrs.frozen(eq=False)
 class _Claimed:
-    """A segment that is owned and not yet written.
-
-    Args:
-        segment: The segment.
-        plan: Which pages were to go.
-    """
+    """A segment that is owned and not yet written."""
 
     segment: Segment
     plan: EvictionPlan
@@ -57,7 +52,6 @@ class SegmentRecycler:
     """Keeps one claimed segment for each folder of a full store.
 
     Args:
-        allocator: Plans, claims and evicts.
         reserving: Held around every allocation.
     """
 
@@ -87,9 +81,7 @@ class SegmentRecycler:
     def take(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
         """Return the claimed segment without its cold pages; with the lock held.
 
-        Args:
-            folder: Where it lies.
-            before_ns: Pages that were used then, or later, stay.
+        Pages that were used at `before_ns` or later stay.
 
         Returns:
             None if there is none, or it frees no slot.

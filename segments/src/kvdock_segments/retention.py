@@ -38,12 +38,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class Retainer:
-    """Changes the times of stored pages, and erases those whose time is over.
-
-    Args:
-        catalog: Finds pages.
-        allocator: Claims segments, and has the budget.
-    """
+    """Changes the times of stored pages, and erases those whose time is over."""
 
     def __init__(self, catalog: Catalog, allocator: SegmentAllocator) -> None:
         self._catalog = catalog
@@ -157,11 +152,7 @@ class Retainer:
     # --- Erasing -------------------------------------------------------------
 
     def watch(self, within_s: float) -> None:
-        """Erase pages soon after their time, from now on; a second call does nothing.
-
-        Args:
-            within_s: How soon.
-        """
+        """Erase pages soon after their time from now on; again is harmless."""
         if self._thread is not None or self._closed:
             return
         pause_s = max(0.1, (within_s - GRACE_S) / 2)

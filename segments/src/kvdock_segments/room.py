@@ -69,7 +69,6 @@ class TenantCount:
     Args:
         listed: Numbers of the listed tenants.
         salted: Number of the tenant that the namespace's salt belongs to.
-        nbytes: Bytes by number.
     """
 
     listed: Collection[int]
@@ -101,9 +100,6 @@ class _Elsewhere:
     """What the tenants have in one segment that is in no index of this process.
 
     Args:
-        namespace: Where it lies.
-        folder: Name of its folder there.
-        name: Its index file.
         stamp_ns: When that was changed, as it was read.
         settled: Whether no later change can have the same time.
         nbytes: Bytes of pages by tenant.
@@ -120,12 +116,7 @@ class _Elsewhere:
 
 
 class RootRoom:
-    """What tenants have in the index files of a store; each is read when it changes.
-
-    Args:
-        root: The store's root directory.
-        listed: Numbers of the listed tenants.
-    """
+    """What tenants have in the index files of a store; each is read when it changes."""
 
     def __init__(self, root: Path, listed: Collection[int]) -> None:
         self._root = root
@@ -136,9 +127,7 @@ class RootRoom:
     def look(self, namespace: str = "", skipped: Collection[str] = ()) -> None:
         """Bring `segments` in line with the files.
 
-        Args:
-            namespace: Where folders are left out.
-            skipped: Those folders.
+        Folders of `namespace` in `skipped` are left out.
         """
         found = {}
         with suppress(OSError):
@@ -245,11 +234,8 @@ class Room:
     """The room of all tenants, as one pool of one namespace sees it.
 
     Args:
-        place: The pool.
         tenants: The listed tenants; one of them has a quota.
-        index: Of the pool.
         count: What its pages take.
-        lock: Held around every use of the index.
         sizes: Sizes of the objects that the index holds.
     """
 
@@ -299,9 +285,7 @@ class Room:
     def promisable(self, whose: Int64Array, each_bytes: int) -> BoolArray:
         """Return which pages may be promised by their tenants' shares, bool (n,).
 
-        Args:
-            whose: int64 (n,), numbers as their records have them.
-            each_bytes: Bytes of one page.
+        `whose` is int64 (n,), numbers as their records have them.
         """
         may = np.ones(len(whose), np.bool_)
         whose = self._count.owners(whose)
@@ -326,8 +310,7 @@ class Room:
     def evict_segment(self, *, everywhere: bool) -> bool:
         """Delete a segment elsewhere that holds nothing but pages above a quota.
 
-        Args:
-            everywhere: In other namespaces as well, not in other pools alone.
+        If `everywhere`, in other namespaces as well, not in other pools alone.
         """
         over = self.over().keys()
         choice = [

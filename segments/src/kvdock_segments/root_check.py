@@ -21,13 +21,7 @@ _LOOK_S = 1.0
 
 
 class RootFinding(NamedTuple):
-    """One finding; its fields are those of `kvdock.Finding`, in order.
-
-    Args:
-        ok: Whether this is as it should be.
-        what: What was looked at and found.
-        hint: What to do if it is not.
-    """
+    """One finding; its fields are those of `kvdock.Finding`, in order."""
 
     ok: bool
     what: str
@@ -39,15 +33,10 @@ def check_root(
 ) -> tuple[RootFinding, ...]:
     """Open a root, measure its free space, and try direct I/O if it is wanted.
 
-    A root that is missing is created and removed again: only that shows whether
-    it can be. The hints name the settings `free_space` and `direct`, which
-    backends on segments have in common.
-
-    Args:
-        root: The store's root directory.
-        free_bytes: Bytes of the file system that stay free for other programs.
-        shared: Accept a root that other users own or can write.
-        direct: Try to bypass the page cache (O_DIRECT).
+    A root that is missing is created and removed again: only that shows whether it can
+    be. The hints name the settings `free_space` and `direct`, which backends on
+    segments have in common. `free_bytes` of the file system stay free for other
+    programs.
     """
     made = [one for one in (root, *root.parents) if not os.path.lexists(one)]
     try:

@@ -84,20 +84,12 @@ class IndexContents:
 
 
 def open_index(folder: int, name: str, *, write: bool = False) -> int:
-    """Open an index file.
-
-    Raises:
-        OSError: If it is missing, a link, or not a regular file.
-    """
+    """Open an index file."""
     return open_file(folder, name, os.O_RDWR if write else os.O_RDONLY)
 
 
 def read_header(fd: int, name: IndexName) -> Records | None:
-    """Read the header of an index file.
-
-    Returns:
-        None if it is torn, another segment's, or of a later version.
-    """
+    """Read a header; None if it is torn, another segment's, or of a later version."""
     header = parse_header(os.pread(fd, HEADER_BYTES, 0))
     if header is None or int(header["segment"][0]) != name.segment:
         return None
@@ -107,15 +99,10 @@ def read_header(fd: int, name: IndexName) -> Records | None:
 
 
 def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | None:
-    """Read an index file whole.
+    """Read an index file whole; None if its head is torn or of a later version.
 
-    Args:
-        fd: The open index file.
-        name: Its name; records of other segments are ignored.
-        data_bytes: Size of the file of pages; slots beyond it are lost.
-
-    Returns:
-        None if the file is torn at its head or of a later version.
+    Records of other segments are ignored, and slots beyond the `data_bytes` of the file
+    of pages are lost.
     """
     header = read_header(fd, name)
     if header is None:
@@ -163,12 +150,7 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
 
 
 def holds_promises(fd: int, name: IndexName) -> bool:
-    """Return whether a page of a segment may not be evicted now.
-
-    Args:
-        fd: The open index file.
-        name: Its name.
-    """
+    """Return whether a page of a segment may not be evicted now."""
     contents = read_contents(fd, name, 2**62)
     if contents is None:
         return False
@@ -183,10 +165,7 @@ def read_commits(fd: int) -> int:
 def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
     """Return when each slot was last used, int64 (slots,); 0 where unknown.
 
-    Args:
-        fd: The open index file.
-        slots: Number of its slots.
-        most: Read no more than the first of them.
+    No more than the first `most` are read.
     """
     size = min(slots, most) * USE_BYTES
     raw = os.pread(fd, size, uses_at(slots)).ljust(size, b"\0")
@@ -281,12 +260,6 @@ def convert_index(
 
     A process that is killed meanwhile leaves the old file or the new one, whole.
 
-    Args:
-        folder: Descriptor of its folder.
-        name: Its name.
-        contents: What was read from it.
-        kept_by: How living writers are detected.
-
     Returns:
         The descriptor of the new file, claimed.
 
@@ -346,11 +319,7 @@ class Segment:
     """State of one segment in this process.
 
     Args:
-        folder: Descriptor of its folder.
-        name: Its index file.
         rows: Its rows in the index.
-        slot_bytes: Bytes from one slot to the next.
-        version: Version of its index file.
         commits: As last seen.
         index_fd: The index file held open while this process is its writer,
             else -1.
@@ -501,9 +470,6 @@ class Segment:
         Args:
             slots: int64 (n,), ascending.
             records: (n,).
-
-        Raises:
-            OSError: If the index cannot be written.
         """
         if self.was_taken_over():
             raise OSError(errno.ESTALE, "another writer took this segment")
@@ -556,9 +522,7 @@ class Segment:
     def release(self, *, full: bool) -> None:
         """Stop being its writer; called under the lock.
 
-        Args:
-            full: Whether it stays as it is until it is recycled; otherwise another
-                writer may fill it up.
+        Unless it is full, another writer may fill it up.
         """
         fd, self.index_fd = self.index_fd, -1
         if fd < 0:
@@ -573,13 +537,6 @@ def make_index(
     folder: int, name: IndexName, header: bytes, slots: int, kept_by: WriterLiveness
 ) -> int:
     """Create and claim the index file of a new segment in state "new".
-
-    Args:
-        folder: Descriptor of its folder.
-        name: Its name.
-        header: Its encoded header.
-        slots: Number of slots.
-        kept_by: How living writers are detected.
 
     Raises:
         OSError: If there is no space; EAGAIN if it was swept away before it was

@@ -87,7 +87,6 @@ class SegmentStore(ClosedAfterUse):
     root. Safe to use from several threads, and in a forked child.
 
     Args:
-        place: Location of the objects.
         engine: Moves their bytes; closed with the store.
         limits: Limits of the space that the namespace takes.
 

@@ -25,12 +25,7 @@ _SCRATCH = "scratch"
 
 @attrs.define(eq=False)
 class _Scratch:
-    """A temporary root for test pages, on the file system of the real one.
-
-    Args:
-        path: The directory.
-        users: Stores that are open below it.
-    """
+    """A temporary root for test pages, on the file system of the real one."""
 
     path: Path
     users: int = 0
@@ -67,12 +62,7 @@ class TrialStore(SegmentStore):
     ) -> Self:
         """Open a store beside the place where an engine's store would be.
 
-        Args:
-            place: Location that an engine's store would have.
-            engine: Moves the bytes; closed with the store.
-            limits: Limits of the space.
-            shared: Mapping that all pools of the attachment share; they are in
-                one temporary root.
+        All pools of the attachment share the mapping, and are in one temporary root.
 
         Raises:
             KvdockError: If the root cannot be used.

@@ -37,10 +37,7 @@ def bytes_by_namespace(
 ) -> dict[str, int]:
     """Return the bytes of each namespace of a store.
 
-    Args:
-        root: Descriptor of the store's root.
-        first: The namespace that is measured in any case.
-        limit_s: Time after which no further one is measured.
+    `first` is measured in any case, and no further one after `limit_s`.
     """
     found: dict[str, int] = {}
     end_s = time.monotonic() + limit_s
@@ -57,12 +54,7 @@ def bytes_by_namespace(
 
 
 def cleanup_hint(root: Path, taken: dict[str, int]) -> str:
-    """Name the command that frees the space of a namespace; "" for none.
-
-    Args:
-        root: The store's root directory.
-        taken: Bytes by namespace, of those that may be cleared.
-    """
+    """Name the command that frees the space of a namespace; "" for none."""
     if not any(taken.values()):
         return ""
     largest = max(taken, key=lambda namespace: taken[namespace])
@@ -81,10 +73,7 @@ def _namespaces(count: int) -> str:
 def describe_full(root: Path, namespace: str, bound: str) -> str:
     """Describe why a namespace cannot store more pages.
 
-    Args:
-        root: The store's root directory.
-        namespace: The namespace whose pages are refused.
-        bound: The limit that leaves no room.
+    `bound` is the limit that leaves no room.
     """
     taken: dict[str, int] = {}
     whole = True
@@ -113,8 +102,6 @@ class _Listed:
         changed_ns: The folder's time of change; -1 if a later change may have the
             same one.
         inode: Which folder it is.
-        nbytes: Bytes of its files.
-        slots: Slots of all its segments.
         full: (time of change in nanoseconds, name, slots) of index files of full
             segments, in any order.
     """
@@ -129,9 +116,7 @@ class _Listed:
 class NamespaceUsage:
     """Disk usage of all pools of a namespace; folders are listed when they change.
 
-    Args:
-        namespace_fd: Descriptor of the namespace's folder; not closed here.
-        kept_by: How living writers are detected.
+    The descriptor is not closed here.
     """
 
     def __init__(
@@ -144,8 +129,7 @@ class NamespaceUsage:
     def usage_bytes(self, *, but_fd: int = -1) -> int:
         """Return the bytes that all pools take, or all but one.
 
-        Args:
-            but_fd: Descriptor of a folder that is left out, and not listed.
+        The folder `but_fd` is left out, and not listed.
         """
         spared = os.fstat(but_fd).st_ino if but_fd >= 0 else -1
         every = self._look(spared)
@@ -160,10 +144,8 @@ class NamespaceUsage:
     ) -> dict[tuple[str, str], int]:
         """Return the segments of the other folders that are not being filled.
 
-        Args:
-            but_fd: Descriptor of the folder to skip.
-            least_slots: Skip segments without which their folder would have fewer
-                slots than this.
+        Segments without which their folder would have fewer than `least_slots` are
+        skipped.
 
         Returns:
             Folder and name of each index file, and when it was last written, in

@@ -61,10 +61,8 @@ class _Checker:
     """Verifies one namespace, segment by segment.
 
     Args:
-        home: The namespace's directory.
         heal: Erase wrong records and records of wrong pages.
         progress: Called with the bytes that were read since its last call.
-        tally: The counts so far.
     """
 
     home: Path
@@ -97,11 +95,7 @@ class _Checker:
                 os.close(data)
 
     def _check_damage(self, error: OSError) -> None:
-        """Distinguish a damaged file from one that must not be opened.
-
-        Raises:
-            KvdockError: If the error does not mean that the file is damaged.
-        """
+        """Raise KvdockError unless an error means that a file is damaged."""
         if error.errno in _NOT_FOR_US:
             raise KvdockError(
                 f"{self.home} cannot be {'healed' if self.heal else 'read'}: "
@@ -162,13 +156,9 @@ def verify_namespace(
 ) -> Verified:
     """Read every page of a namespace and compare its checksum.
 
-    Args:
-        root: The store's root directory.
-        namespace: Its digest.
-        progress: Called with the bytes that were read since its last call.
-        heal: Erase the records of wrong pages, as a read of them does: the next
-            write in any process stores them again.
-        shared: Heal under a root that other users own or can write.
+    `progress` is called with the bytes that were read since its last call. With `heal`,
+    the records of wrong pages are erased, as a read of them does: the next write in any
+    process stores them again.
 
     Raises:
         KvdockError: If `heal` is set and other users own the root or can write it.

@@ -43,8 +43,6 @@ class ActiveSegment:
     """A segment that this process fills.
 
     Args:
-        folder: Its folder.
-        segment: The claimed segment.
         free: int64, its empty slots, ascending.
         pending: Slots that were handed out and not yet returned.
     """
@@ -68,7 +66,6 @@ class _PutBatch:
     """A batch of objects to store.
 
     Args:
-        batch: The batch.
         digests: uint64 (n, 2), of its keys.
         used_ns: int64 (n,), the time of use of each.
         stored_ns: int64 (n,), since when each counts as stored.
@@ -88,14 +85,7 @@ class _PutBatch:
 
 
 class Writer:
-    """Stores objects in segments that this process owns.
-
-    Args:
-        catalog: Gets the records of stored objects.
-        allocator: Allocates segments.
-        engine: Moves the bytes.
-        retainer: Changes the times of objects that are there already.
-    """
+    """Stores objects in segments that this process owns."""
 
     def __init__(
         self,
@@ -371,11 +361,7 @@ class Writer:
     ) -> SlotReservation | None:
         """Reserve up to `count` slots of one segment.
 
-        Args:
-            folder: Where the segment lies.
-            count: Most slots.
-            before_ns: Objects that were used then or later are not evicted.
-            tenant: Who stores them.
+        Objects that were used at `before_ns` or later are not evicted.
 
         Returns:
             None if count is 0 or there is no space.

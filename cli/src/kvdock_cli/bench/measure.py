@@ -37,14 +37,10 @@ class Figure:
     """The figures of one size of page and batch.
 
     Args:
-        page_bytes: Bytes of a page.
         batch: Pages of a call.
         threads: Threads that call at once.
         put_s: Seconds of storing a batch in each thread, the median.
-        get_s: The same for loading.
-        exists_s: The same for looking up.
         raw_write_s: The same bytes to the raw disk or network; 0 if not known.
-        raw_read_s: The same for reading.
         spread_s: The shortest and the longest run of each operation.
     """
 
@@ -82,11 +78,7 @@ def measure(  # noqa: PLR0913 - what a figure depends on
     *,
     runs: int = RUNS,
 ) -> Figure:
-    """Store, look up and load batches of pages; nothing of them is left.
-
-    Raises:
-        KvdockError: If the backend does not store or return a page.
-    """
+    """Store, look up and load batches of pages; nothing of them is left."""
     pool = PoolSpec(
         name="bench",
         kind=PoolKind.MHA,

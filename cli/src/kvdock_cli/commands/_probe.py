@@ -35,11 +35,6 @@ def require_ready(
 
     Without this, a disk without room shows as pages that were refused.
 
-    Args:
-        backend: The backend.
-        settings: What it would be opened with.
-        advice: What else to do about it.
-
     Raises:
         SettingsError: If the settings are wrong.
         KvdockError: If its probe finds a problem.

@@ -100,11 +100,7 @@ def _reach_test(
     pools: Sequence[PoolSpec],
     given: Mapping[str, Mapping[str, object]] | None,
 ) -> tuple[Finding, ...]:
-    """Send a page from one endpoint to another, where the backend does that.
-
-    Raises:
-        KvdockError: If anything is rejected on the way.
-    """
+    """Send a page from one endpoint to another, where the backend does that."""
     import numpy as np  # noqa: PLC0415 - 65 ms that a listing saves
 
     from kvdock import (  # noqa: PLC0415 - numpy, too

@@ -13,7 +13,7 @@ from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, typed_settings
 from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
-from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import bench as report
 from kvdock_cli.terminal import style_of
 
@@ -109,10 +109,5 @@ def bench(  # noqa: PLR0913 - what figures depend on
         recompute_from="engine" if engine else "given" if recompute else "",
     )
     if plot:
-        try:
-            plot.write_text(report.as_svg(run))
-        except OSError as error:
-            raise UsageProblem(
-                f"--plot {plot} cannot be written: {error.strerror or error}"
-            ) from error
+        write_file(plot, report.as_svg(run), "--plot")
     return emit(report.as_text(run, style_of()), report.as_data(run), as_json=json)

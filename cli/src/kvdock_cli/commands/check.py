@@ -20,7 +20,7 @@ from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
 from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
-from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import check as reports
 from kvdock_cli.terminal import style_of
 
@@ -145,16 +145,8 @@ def check(  # noqa: PLR0913 - what a check depends on
     )
     data = reports.as_data(done, who)
     if report:
-        _write(report, data)
+        write_file(as_path(report), dumps(data, indent=1) + "\n")
     return emit(reports.as_text(done, who, style_of()), data, as_json=json)
-
-
-def _write(report: str, data: Mapping[str, object]) -> None:
-    """Write a report as data."""
-    try:
-        as_path(report).write_text(dumps(data, indent=1) + "\n")
-    except OSError as error:
-        raise UsageProblem(f"{report} cannot be written: {error}") from error
 
 
 def _given(

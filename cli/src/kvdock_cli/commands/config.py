@@ -195,11 +195,7 @@ def _wrong(tree: Mapping[str, object], file: Path, known: Known) -> list[Wrong]:
 
 
 def _known(given: Mapping[str, object]) -> Known:
-    """Return the settings classes of what can be used, and why the rest cannot.
-
-    Args:
-        given: A file's content, whose backends may be named instances.
-    """
+    """Return the settings classes of what can be used, and why the rest cannot."""
     backends = given.get("backends")
     found = load(backends if isinstance(backends, Mapping) else {})
     observers, problems = Observer.load(list_entry_points(OBSERVERS_GROUP))

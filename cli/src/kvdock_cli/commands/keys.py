@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from kvdock.wrappers.key_ring import (
     read_master_key,
     wrap_again,
 )
-from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.output import UsageProblem, confirm, emit
 from kvdock_cli.reports._tables import table
 from kvdock_cli.terminal import style_of
 
@@ -113,16 +112,7 @@ def destroy(
     """
     list_keys(file)
     if not yes:
-        if not sys.stdin.isatty():
-            raise UsageProblem(
-                "there is no terminal to ask whether to destroy", fix="Give --yes."
-            )
-        sys.stderr.write(f"Destroy keys of {tenant} for good? [y/N] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise UsageProblem(
-                "nothing was destroyed", fix="Answer yes, or give --yes."
-            )
+        confirm(f"Destroy keys of {tenant} for good?", "destroy", "destroyed")
     gone = destroy_keys(file, tenant, number)
     return _done(f"{gone} keys of {tenant} are destroyed", json, ok=gone > 0, gone=gone)
 

@@ -60,11 +60,7 @@ def load(
 ) -> report.Listing:
     """Load backends that may be used, each tried in a process of its own.
 
-    Args:
-        settings: Backend name to what is given for it: those that name a plugin
-            are instances, and are listed as well.
-        only: The one that is needed; "" for all.
-        timeout_s: Time for the trial of each.
+    Those of `settings` that name a plugin are instances, and are listed as well.
 
     Raises:
         SettingsError: If an instance cannot have its name.

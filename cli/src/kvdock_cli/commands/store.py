@@ -23,7 +23,7 @@ from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock.wrappers.key_ring import destroy_keys
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings
-from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.output import UsageProblem, confirm, emit
 from kvdock_cli.reports import store as report
 from kvdock_cli.terminal import style_of
 
@@ -80,7 +80,7 @@ def ls(
     if reverse:
         found.reverse()
     text = report.listing_text(found, style_of(), retained=retained)
-    return emit(text, report.listing_data(found), as_json=json)
+    return emit(text, report.data("ls", namespaces=found), as_json=json)
 
 
 def stat(
@@ -109,7 +109,7 @@ def stat(
     with progress.shown("reading"):
         found = store.survey(chosen(store, namespace))
     text = report.survey_text(found, style_of())
-    return emit(text, report.survey_data(found), as_json=json)
+    return emit(text, report.data("stat", namespace=found), as_json=json)
 
 
 def _stat_tenants(store: Store, *, as_json: bool) -> int:
@@ -120,7 +120,7 @@ def _stat_tenants(store: Store, *, as_json: bool) -> int:
     with progress.shown("reading"):
         found = store.room(listed)
     text = report.tenants_text(found, style_of())
-    return emit(text, report.tenants_data(found), as_json=as_json)
+    return emit(text, report.data("tenants", tenants=found), as_json=as_json)
 
 
 def verify(
@@ -152,7 +152,8 @@ def verify(
         )
     found = [done for _, done in checked]
     text = report.checked_text(found, style_of())
-    return emit(text, report.checked_data(found), as_json=json)
+    data = report.data("verify", ok=all(one.ok for one in found), namespaces=found)
+    return emit(text, data, as_json=json)
 
 
 def gc(  # noqa: PLR0913 - one option each
@@ -200,7 +201,8 @@ def gc(  # noqa: PLR0913 - one option each
             lambda one: store.collect(one, to_bytes=most, older_s=age_s, newer=newer),
             bar,
         )
-    return emit(report.freed_text(freed), report.freed_data(freed), as_json=json)
+    data = report.data("gc", freed_bytes=dict(freed))
+    return emit(report.freed_text(freed), data, as_json=json)
 
 
 def rm(  # noqa: PLR0913 - one option each
@@ -289,7 +291,9 @@ def rm(  # noqa: PLR0913 - one option each
             bar.advance()
     done = [row for row, _, _ in rows]
     text = report.removed_text(done, style_of(), dry_run=dry_run)
-    data = report.removed_data(done, dry_run=dry_run, keys_destroyed=destroyed)
+    ok = dry_run or all(row.goes for row in done)
+    more = {"dry_run": dry_run, "keys_destroyed": destroyed, "removals": done}
+    data = report.data("rm", ok=ok, **more)
     return emit(text, data, as_json=json)
 
 
@@ -303,7 +307,6 @@ class _Doomed:
         salt: Digest of the salt of a tenant; "" for any.
         number: Of the tenant's pages in other namespaces.
         last_ns: When a namespace was used at the latest; 0 for any time.
-        choice: Which pages.
     """
 
     namespace: str
@@ -422,7 +425,9 @@ def copy(  # noqa: PLR0913 - one option each
                         continue
                     counts.add(_copy(page, receiver), page.nbytes)
     text = report.copied_text(found, style_of(), dry_run=dry_run)
-    return emit(text, report.copied_data(found, dry_run=dry_run), as_json=json)
+    ok = not any(one.damaged or one.failed for one in found)
+    data = report.data("copy", ok=ok, dry_run=dry_run, namespaces=found)
+    return emit(text, data, as_json=json)
 
 
 def _copy(page: StoredPage, receiver: PageReceiver | None) -> str:
@@ -552,7 +557,9 @@ def _retain(  # noqa: PLR0913, PLR0917 - what two commands were given
         rows = [done for _, done in _each(store, namespace, work, bar)]
     rows = [row for row in rows if row.pages or namespace]
     text = report.retained_text(rows, style_of(), dry_run=dry_run)
-    return emit(text, report.retained_data(rows, dry_run=dry_run), as_json=as_json)
+    ok = not any(set(row.answers) - {"accepted"} for row in rows)
+    data = report.data("retain", ok=ok, dry_run=dry_run, namespaces=rows)
+    return emit(text, data, as_json=as_json)
 
 
 @attrs.frozen
@@ -562,7 +569,6 @@ class _Choice:
     Args:
         wanted: Keys, or what follows the namespace in them, in order; empty for all.
         first_ns: When a page was used at the earliest.
-        last_ns: The same, at the latest.
     """
 
     wanted: Sequence[str]
@@ -603,10 +609,7 @@ def open_store(
 ) -> Store:
     """Open what is named with the backend that keeps it.
 
-    Args:
-        target: A directory or a URL.
-        pairs: Settings of its backend, as KEY=VALUE.
-        shared_root: Whether to accept a directory that others may write.
+    `target` is a directory or a URL, `pairs` are settings as KEY=VALUE.
 
     Raises:
         UsageProblem: If no installed backend keeps a store there.
@@ -663,16 +666,10 @@ def chosen(store: Store, prefix: str) -> str:
 
 def _confirm(going: Sequence[report.Removal]) -> None:
     """Ask before pages are deleted; anything but yes ends the command."""
-    if not sys.stdin.isatty():
-        raise UsageProblem(
-            "there is no terminal to ask whether to delete",
-            fix="Give --yes to go ahead, or --dry-run to see what would go.",
-        )
     shown = report.listing_text([row.survey for row in going], style_of(sys.stderr))
-    sys.stderr.write(f"{shown}\nDelete {report.total(going)}? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageProblem("nothing was deleted", fix="Answer yes, or give --yes.")
+    question = f"{shown}\nDelete {report.total(going)}?"
+    instead = "Give --yes to go ahead, or --dry-run to see what would go."
+    confirm(question, "delete", "deleted", instead)
 
 
 def _each(

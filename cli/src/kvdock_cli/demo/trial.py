@@ -33,9 +33,6 @@ class Step:
     """The work of one process, and what was expected of it.
 
     Args:
-        phase: What it was to do.
-        pid: Its process id.
-        found: What it reported.
         pages: How many pages it was to store or restore.
         pools: Pages of some pools that it was to move.
     """
@@ -62,8 +59,6 @@ class Job:
     """The arguments of every process of the demo.
 
     Args:
-        backend: The backend.
-        settings: Its settings, to be sent to another process.
         directory: Where it keeps pages; None if not in a directory.
     """
 
@@ -108,16 +103,7 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
 def run_trial(
     job: Job, oracle: Oracle, announce: Callable[[str], None]
 ) -> Iterator[Step]:
-    """Store, restore, damage, restore what is left, repair, restore.
-
-    Args:
-        job: The backend and its settings.
-        oracle: Damages what it stored.
-        announce: Called with what is about to happen.
-
-    Raises:
-        KvdockError: If a process cannot do its work at all.
-    """
+    """Store, restore, damage, restore what is left, repair, restore."""
     whole = {"kv": 48, "draft": 48}
     announce("storing")
     stored = _process(job, "store", 48, {**whole, "mamba": 6})
@@ -187,11 +173,7 @@ def _process(job: Job, phase: str, pages: int, pools: Mapping[str, int]) -> Step
 
 
 def damage(oracle: Oracle, key: str) -> None:
-    """Change one bit of a stored object.
-
-    Raises:
-        KvdockError: If it is not stored.
-    """
+    """Change one bit of a stored object."""
     stored = oracle.peek(key)
     if stored is None:
         raise KvdockError(f"{key} is not stored", fix="Run `kvdock doctor`.")

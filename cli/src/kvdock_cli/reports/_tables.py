@@ -75,14 +75,6 @@ def table(
     First the cells of the columns in `fold` take several lines, then the
     columns in `drop` are left out one by one, and last each row becomes a
     block with a line for each cell.
-
-    Args:
-        headings: A heading for each column.
-        rows: The cells.
-        style: The medium.
-        fold: Headings of the columns that may be folded.
-        drop: Headings of the columns that may be left out, first one first.
-        indent: Spaces before each line.
     """
     if not rows:
         return []
@@ -143,11 +135,7 @@ def paragraph(
 ) -> list[str]:
     """Break text at spaces to fit the medium.
 
-    Args:
-        text: The text; its own line breaks stay.
-        style: The medium.
-        indent: Spaces before the first line.
-        hanging: Further spaces before the others.
+    Its own line breaks stay. Lines after the first are indented by `hanging` more.
     """
     lines = []
     for line in text.splitlines() or [""]:
@@ -215,15 +203,7 @@ def _lines(
     indent: int,
     right: Sequence[bool] = (),
 ) -> list[str]:
-    """Return the lines of one row; nothing trails.
-
-    Args:
-        row: Its cells.
-        widths: Of each column.
-        style: The medium.
-        indent: Spaces before each line.
-        right: Which columns end at their right edge.
-    """
+    """Return the lines of one row; nothing trails."""
     cells = [
         _wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)
     ]

@@ -20,11 +20,7 @@ class Compared:
     """One prompt, answered from the cache and computed anew.
 
     Args:
-        line: Its line in the file.
-        prompt: The prompt.
         salt: The salt of the second request.
-        restored: The answer that used what was cached.
-        anew: The other.
         same_tokens: How many tokens are the same from the first on.
         largest: The largest difference of log-probabilities up to there.
         differs: Whether that is more than the tolerance.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
 
 import attrs
 
@@ -26,11 +27,8 @@ class Run:
     """The figures of one backend.
 
     Args:
-        backend: Its name.
         raw: What stands beside it: "disk" or "loopback".
         runs: Batches that were timed for each figure.
-        figures: One for each size of page and batch, and count of threads.
-        token_bytes: KV bytes of a token.
         recompute_tokens_per_s: Tokens that the engine prefills per second; 0 where
             that is not known.
         recompute_from: How that is known: "given" or "engine", which was measured.
@@ -173,7 +171,7 @@ def as_svg(run: Run) -> str:
     room = (_WIDE - _LEFT - 20) / max(1, len(bars))
     base = _TOP + _HIGH
     size = f'width="{_WIDE}" height="{base + 80}"'
-    title = f"{_escaped(run.backend)}: bytes per second"
+    title = f"{escape(run.backend)}: bytes per second"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="11">',
         "<style>text { font-family: sans-serif }</style>",
@@ -209,7 +207,3 @@ def as_svg(run: Run) -> str:
         for at, (kind, colour) in enumerate(_COLOURS.items())
     ]
     return "\n".join([*parts, "</svg>\n"])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -25,14 +25,7 @@ _WHAT = {
 
 
 def head_text(backend: str, directory: str, notice: str, style: Style = PLAIN) -> str:
-    """Render what is about to happen.
-
-    Args:
-        backend: The backend.
-        directory: Where it keeps pages; "" if not in a directory.
-        notice: What was started for it; "" for nothing.
-        style: How to show it.
-    """
+    """Render what is about to happen."""
     place = f" in {directory}" if directory else ""
     text = (
         f"Pages of a hybrid model with a draft: attention, states, a draft layer. "

@@ -19,11 +19,8 @@ class Memory:
     """Pages that are wanted, and how many there is room for.
 
     Args:
-        pages: Pages of every pool that are wanted.
-        fit: Pages of every pool that there is room for.
         ranks: Processes that share the host.
         nbytes: What the wanted ones take, over all processes.
-        budget: The memory of the host.
     """
 
     pages: int

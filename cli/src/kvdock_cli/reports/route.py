@@ -19,11 +19,7 @@ SCHEMA = "kvdock.route/1"
 def as_text(plan: Plan, style: Style = PLAIN, *, every: bool = True) -> str:
     """Render a plan as a table: a row for each pool and each other backend.
 
-    Args:
-        plan: The plan.
-        style: The medium.
-        every: Whether backends that are not chosen have rows of their own also
-            where a pool is stored.
+    With `every`, backends that are not chosen have rows also where a pool is stored.
     """
     left = 0
     rows: list[Row] = []

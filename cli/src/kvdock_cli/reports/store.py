@@ -19,6 +19,11 @@ _SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 20  # bad pages that are shown one by one
 
 
+def data(what: str, *, ok: bool = True, **found: object) -> dict[str, object]:
+    """Describe what `kvdock store WHAT` found as data; False where it is a problem."""
+    return {"schema": f"kvdock.store-{what}/1", "ok": ok, **plain(found)}
+
+
 def listing_text(
     surveys: Sequence[NamespaceSurvey],
     style: Style = PLAIN,
@@ -28,11 +33,7 @@ def listing_text(
 ) -> str:
     """Render one line for each namespace, with what became of it if that is given.
 
-    Args:
-        surveys: The namespaces.
-        style: Of the terminal.
-        outcomes: What became of each.
-        retained: Whether to show what is promised, and what expires.
+    With `retained`, it shows what is promised and what expires.
     """
     if not surveys:
         return "no page is promised or expires" if retained else "the store is empty"
@@ -59,11 +60,6 @@ def listing_text(
     drop = ["REVISION", "LAST USED"]
     fold = ["MODEL", "REVISION", "LAST USED", "OUTCOME"]
     return "\n".join(table(headings, rows, style, fold=fold, drop=drop))
-
-
-def listing_data(surveys: Sequence[NamespaceSurvey]) -> dict[str, object]:
-    """Describe the namespaces as data."""
-    return {"schema": "kvdock.store-ls/1", "ok": True, "namespaces": plain(surveys)}
 
 
 def survey_text(one: NamespaceSurvey, style: Style = PLAIN) -> str:
@@ -100,11 +96,6 @@ def _whole(namespace: str, style: Style) -> str:
     return namespace if fits else f"{namespace[:_SHORT]}... (--json has all of it)"
 
 
-def survey_data(one: NamespaceSurvey) -> dict[str, object]:
-    """Describe one namespace as data."""
-    return {"schema": "kvdock.store-stat/1", "ok": True, "namespace": plain(one)}
-
-
 def tenants_text(found: Mapping[str, TenantUse], style: Style = PLAIN) -> str:
     """Render what each tenant takes in a store."""
     rows = [
@@ -120,11 +111,6 @@ def tenants_text(found: Mapping[str, TenantUse], style: Style = PLAIN) -> str:
         for name, one in found.items()
     ]
     return "\n".join(table(("TENANT", "TAKES", "QUOTA", "PROMISED"), rows, style))
-
-
-def tenants_data(found: Mapping[str, TenantUse]) -> dict[str, object]:
-    """Describe what each tenant takes as data."""
-    return {"schema": "kvdock.store-tenants/1", "ok": True, "tenants": plain(found)}
 
 
 def checked_text(found: Sequence[Verified], style: Style = PLAIN) -> str:
@@ -187,15 +173,6 @@ def _ways_out(found: Sequence[Verified]) -> list[str]:
     return lines
 
 
-def checked_data(found: Sequence[Verified]) -> dict[str, object]:
-    """Describe what verifying found as data; what is wrong is a problem."""
-    return {
-        "schema": "kvdock.store-verify/1",
-        "ok": all(one.ok for one in found),
-        "namespaces": plain(found),
-    }
-
-
 def freed_text(freed: Sequence[tuple[str, int]]) -> str:
     """Render how much space was freed in each namespace."""
     return (
@@ -207,21 +184,12 @@ def freed_text(freed: Sequence[tuple[str, int]]) -> str:
     )
 
 
-def freed_data(freed: Sequence[tuple[str, int]]) -> dict[str, object]:
-    """Describe how much space came back as data."""
-    return {"schema": "kvdock.store-gc/1", "ok": True, "freed_bytes": dict(freed)}
-
-
 @attrs.define(eq=False)
 class Removal:
     """A namespace that was chosen to go, and what became of it.
 
     Args:
-        survey: What it held.
         in_use: Why a process may have it open; "" if none has.
-        goes: Whether it is deleted.
-        freed_bytes: What that freed.
-        target: The store that holds it.
         pages: How many of its pages were chosen; None for the whole of it.
     """
 
@@ -265,31 +233,15 @@ def removed_text(
     return "\n".join(lines)
 
 
-def removed_data(
-    rows: Sequence[Removal], *, dry_run: bool, keys_destroyed: int = 0
-) -> dict[str, object]:
-    """Describe what was deleted as data; what stays is a problem."""
-    return {
-        "schema": "kvdock.store-rm/1",
-        "ok": dry_run or all(row.goes for row in rows),
-        "dry_run": dry_run,
-        "keys_destroyed": keys_destroyed,
-        "removals": plain(rows),
-    }
-
-
 @attrs.define
 class Copied:
     """What became of the objects of a namespace that were to be copied.
 
     Args:
-        namespace: Its digest.
-        model: Identity of the model.
         copied: Objects that the target has now, verified there.
         present: Those that it had already.
         damaged: Those that are wrong or gone in the source.
         failed: Those that the target did not take.
-        copied_bytes: Bytes of the copied ones.
     """
 
     namespace: str
@@ -327,24 +279,11 @@ def copied_text(found: Sequence[Copied], style: Style = PLAIN, *, dry_run: bool)
     return "\n".join(table(titles, rows, style, fold=["MODEL"]))
 
 
-def copied_data(found: Sequence[Copied], *, dry_run: bool) -> dict[str, object]:
-    """Describe what was copied as data; what was not taken is a problem."""
-    return {
-        "schema": "kvdock.store-copy/1",
-        "ok": not any(one.damaged or one.failed for one in found),
-        "dry_run": dry_run,
-        "namespaces": plain(found),
-    }
-
-
 @attrs.define
 class Retained:
     """What became of the objects of a namespace whose times were to change.
 
     Args:
-        namespace: Its digest.
-        pages: Objects that were chosen.
-        nbytes: Bytes of those.
         answers: How many were "accepted", "clipped", "absent" or "unsupported".
     """
 
@@ -377,16 +316,6 @@ def retained_text(
             "is writing beside it; try again later."
         )
     return "\n".join(lines)
-
-
-def retained_data(rows: Sequence[Retained], *, dry_run: bool) -> dict[str, object]:
-    """Describe the answers as data; what did not get its time is a problem."""
-    return {
-        "schema": "kvdock.store-retain/1",
-        "ok": not any(set(row.answers) - {"accepted"} for row in rows),
-        "dry_run": dry_run,
-        "namespaces": plain(rows),
-    }
 
 
 def _model(one: NamespaceSurvey) -> str:

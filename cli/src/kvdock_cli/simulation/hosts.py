@@ -97,7 +97,6 @@ class Moved:
     """Blocks that a tier was asked for, over all hosts.
 
     Args:
-        loaded: Loaded from it.
         written: Stored in it, copies behind and promotions included.
     """
 
@@ -110,10 +109,7 @@ class Hosts:
     """Hosts with tiers of their own, and a last tier that they share.
 
     Args:
-        tiers: The rules, near first.
         capacities: Pages of each tier; 0 for no limit.
-        blocks: Different blocks of the trace.
-        count: How many hosts.
     """
 
     tiers: Sequence[Tier]
@@ -201,12 +197,8 @@ def serve(
 ) -> Hosts:
     """Let hosts serve a trace.
 
-    Args:
-        trace: The requests.
-        hosts: The hosts; they count what they move.
-        by_prefix: Whether requests with the same first blocks go to the same host;
-            else they go to one host after the other.
-        served: Called after each request.
+    With `by_prefix`, requests with the same first blocks go to the same host, else to
+    one host after the other. `served` is called after each.
     """
     for number, request in enumerate(trace.requests):
         key = crc32(request[:PREFIX_BLOCKS].tobytes()) if by_prefix else number

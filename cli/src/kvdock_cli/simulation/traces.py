@@ -27,10 +27,8 @@ class Trace:
     """Requests to serve, and what they add up to.
 
     Args:
-        name: What tables call it.
         requests: Blocks of each in the order of the prefix, as numbers from 0 to
             `unique` - 1.
-        unique: Different blocks.
         seconds: From the first request to the last one; 0 where that is not known.
     """
 
@@ -65,9 +63,6 @@ def read_trace(path: Path, most: int = 0) -> Trace:
             `ranges`: the first and the last block of each run of neighbours; maybe
             with `timestamp`, in milliseconds. Or the folder of a journal.
         most: Requests to read; 0 for all.
-
-    Raises:
-        UsageProblem: If it is neither.
     """
     if path.is_dir():
         return _of_journal(path, most)

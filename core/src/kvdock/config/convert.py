@@ -93,11 +93,7 @@ def _to_words(converter: Converter, value: object, kind: Any) -> tuple[Any, ...]
 
 
 def to_word(value: object, kind: type[W]) -> W:
-    """Read a word of a closed list.
-
-    Raises:
-        SettingsError: If it is none of them, with the nearest.
-    """
+    """Read a word of a closed list."""
     words = [str(word) for word in kind]
     if str(value) in words:
         return kind(str(value))

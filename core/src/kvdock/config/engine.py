@@ -86,7 +86,6 @@ class EngineConfiguration(Configuration, Generic[E]):
     """All settings of one engine process.
 
     Args:
-        own: The adapter's settings.
         used: The backends that pools may go to.
     """
 
@@ -103,11 +102,7 @@ def split_settings(
 ) -> tuple[T, dict[str, object]]:
     """Separate an adapter's settings from those of its plugin.
 
-    Args:
-        cls: The adapter's settings, with a field `plugin`.
-        given: The engine's mapping.
-        where: Whose mapping it is, for messages.
-        engine_keys: Keys that the engine reads for itself.
+    The keys in `engine_keys` are left out: the engine reads them for itself.
 
     Returns:
         The adapter's settings, and what is left: the plugin's.
@@ -187,8 +182,7 @@ def load_engine_configuration(  # noqa: PLR0913 - each has its name
 def nest_settings(given: Mapping[str, object]) -> dict[str, object]:
     """Build a configuration from pairs: `core.deadlines.get` is in two groups.
 
-    Args:
-        given: Values by name; only names in the groups of an engine have dots.
+    Only names in the groups of an engine have dots.
 
     Raises:
         SettingsError: If a group is given as something else.

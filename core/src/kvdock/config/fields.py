@@ -66,12 +66,8 @@ def option(
 ) -> Any:  # noqa: ANN401 - as attrs.field
     """Declare a setting of a type that has no function of its own here.
 
-    Args:
-        default: Its default.
-        help: What it is for.
-        alias: What others call it.
-        place: Whether it is the path where pages are kept: no two backends of an
-            attachment may have the same.
+    `place` marks the path where pages are kept: no two backends of an attachment may
+    have the same.
     """
     return attrs.field(default=default, metadata=_about(help, alias, place=place))
 
@@ -91,11 +87,8 @@ def secret(
 def path(*, help: str, required: bool = True) -> Any:  # noqa: A002, ANN401 - as attrs.field
     """Declare the path where pages are kept.
 
-    No two backends of an attachment may have the same.
-
-    Args:
-        help: What it is for.
-        required: Whether it must be given; if not, None or an empty text is none.
+    No two backends of an attachment may have the same. If it is not required, None or
+    an empty text is none.
     """
     about = _about(help, None, place=True)
     if required:

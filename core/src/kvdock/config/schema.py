@@ -77,11 +77,7 @@ def check_known(
 def check_complete(
     cls: type, given: Mapping[str, object], *, where: str, path: str = ""
 ) -> None:
-    """Refuse settings that lack one without a default.
-
-    Raises:
-        SettingsError: With its name.
-    """
+    """Refuse settings that lack one without a default."""
     for name, field in fields_of(cls).items():
         if name in given and (group := group_of(field)):
             below = cast("Mapping[str, object]", given[name])
@@ -297,9 +293,6 @@ def with_fallbacks(
     Returns:
         All that is known of the settings, and where each comes from that was
         not given, by name with dots.
-
-    Raises:
-        SettingsError: If a file or a variable cannot be read.
     """
     environ = os.environ if environ is None else environ
     full, origins = dict(given), dict[str, str]()

@@ -96,10 +96,7 @@ class Setting:
     """One row of `kvdock config show`.
 
     Args:
-        path: Its name, with dots.
         value: What holds; text that is fit to be shown.
-        origin: Where that comes from.
-        help: What it is for.
         typed: What holds, as its schema reads it; None where it is missing.
         unit: "bytes", "seconds", or "" for other values.
     """
@@ -117,7 +114,6 @@ class Configuration:
     """Settings of the core, of backends and of observers.
 
     Args:
-        core: The core's own.
         backends: Backend name to what is given for it.
         observers: Observer name to what is given for it.
         origins: Dotted name of what is given to where it comes from.
@@ -209,10 +205,6 @@ def load_configuration(
 def read_file(path: Path, named_by: str = "") -> Tree:
     """Read a TOML or JSON file.
 
-    Args:
-        path: The file.
-        named_by: The variable that names it, for the message.
-
     Raises:
         SettingsError: If it is not there, or not what its name says.
     """
@@ -243,12 +235,7 @@ def read_file(path: Path, named_by: str = "") -> Tree:
 def environment(environ: Mapping[str, str], *, lenient: bool = False) -> list[Source]:
     """Return each variable that is a setting as a source of its own.
 
-    Args:
-        environ: Where variables are read.
-        lenient: Log a variable that is no setting, instead of raising.
-
-    Raises:
-        SettingsError: If a variable begins like a setting and is none.
+    If `lenient`, a variable that is no setting is logged instead.
     """
     found = []
     for name in sorted(environ):
@@ -322,11 +309,8 @@ def explain(
 ) -> tuple[Setting, ...]:
     """Return every setting with its value and origin, secrets hidden.
 
-    Args:
-        configuration: What was read.
-        schemas: Settings class by where it belongs: `backends.NAME`,
-            `observers.NAME`. The core's own is always there.
-        environ: Where the variables of others are read that schemas name.
+    `schemas` are settings classes by where they belong, `backends.NAME` or
+    `observers.NAME`. The core's own is always there.
 
     Raises:
         SettingsError: If something is given that no schema knows, or with a

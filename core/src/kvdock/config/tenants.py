@@ -78,9 +78,6 @@ class TenantSettings(TenantRoom):
     def digest(self, name: str) -> str:
         """Return the digest of the salt.
 
-        Args:
-            name: The tenant's, for messages.
-
         Raises:
             SettingsError: If there is no such salt, or more than one; no message
                 shows it.
@@ -162,8 +159,7 @@ def tenant_number(digest: str) -> int:
 def read_tenants(given: object) -> Tenants:
     """Read the listed tenants: name to the digest of the salt, and their room.
 
-    Args:
-        given: Name to a table of `TenantSettings`, or to a digest.
+    Each has a table of `TenantSettings`, or just a digest.
 
     Raises:
         SettingsError: On a name that cannot be one, on a salt that is missing, or

@@ -93,10 +93,7 @@ _RULES = tuple(one.name for one in attrs.fields(Tier))
 def read_tiers(given: object, origin: str = "") -> tuple[Tier, ...]:
     """Read tiers, near first, each a backend's name or a table.
 
-    Args:
-        given: A list, or text as the environment has it: names with commas between
-            them, or JSON.
-        origin: Where it comes from, for messages.
+    Text, as the environment has it, is names with commas between them, or JSON.
 
     Raises:
         SettingsError: On what is not a tier, or one that is given twice.

@@ -84,12 +84,7 @@ class AddressRanges:
         return bool(self._inside(addresses, sizes).all())
 
     def covered_rows(self, addresses: Int64Array, sizes: Int64Array) -> BoolArray:
-        """Return which objects lie in the ranges with every piece, bool (n,).
-
-        Args:
-            addresses: As for `covers`.
-            sizes: As for `covers`.
-        """
+        """Return which objects lie in the ranges with every piece, bool (n,)."""
         if self.covers(addresses, sizes):
             return np.ones(len(addresses), np.bool_)
         return cast("BoolArray", self._inside(addresses, sizes).all(axis=1))

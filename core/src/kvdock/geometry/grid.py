@@ -34,7 +34,6 @@ class PartGrid:
     """The place of one part of a pool.
 
     Args:
-        name: The part's name.
         row_bytes: Bytes of one head of one entry.
         outer: Rows of a head in one entry.
         heads: Span of the model's heads, or of the rows of a rank's state.
@@ -61,15 +60,12 @@ class Grid:
     """Where each token's bytes of one pool lie in one process.
 
     Args:
-        pool: The pool's name.
-        pages: Pages of the memory.
         page_tokens: Tokens of a page, over all ranks that divide them.
         per: What the parts are counted for: a token, or a page as a whole.
         layers: The model's numbers of the layers.
         runs: (index, count): which of the interleaved runs of tokens lie here.
         interleave_tokens: Length of such a run.
         rank: (index, count) of a state that every rank has of its own, or None.
-        parts: The parts, in the pool's order.
     """
 
     pool: str
@@ -92,11 +88,7 @@ class Grid:
     ) -> Grid | None:
         """Describe a pool's memory; None if its parts are counted differently.
 
-        Args:
-            pool: The pool, with the layout in which its pages lie.
-            shard: The slice that this process holds.
-            origins: Part name to its address in page 0: one, or one per layer.
-            pages: How many pages the memory holds.
+        `origins` has for each part its address in page 0: one, or one per layer.
         """
         parts = [part for part in pool.parts if part.entry_bytes]
         counted = {part.per for part in parts}

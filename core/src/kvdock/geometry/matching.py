@@ -123,13 +123,8 @@ def coalesce(rows: Rows) -> Rows:
 def packed(mine: Grid, theirs: Grid, address: int, pages: int) -> Grid:
     """Return the grid of what both hold of mine's pages, without gaps.
 
-    The axes of a page are in mine's order, so that its runs stay long.
-
-    Args:
-        mine: The side whose pages are packed.
-        theirs: The other side.
-        address: Where the first page begins.
-        pages: How many there are.
+    The axes of a page are in mine's order, so that its runs stay long. The first page
+    begins at `address`.
 
     Raises:
         RegionError: If the grids do not describe the same pool.
@@ -223,11 +218,7 @@ def missing(mine: Grid, senders: Sequence[Grid]) -> str:
 
 
 def _check_comparable(mine: Grid, theirs: Grid) -> None:
-    """Raise unless two grids describe slices of one pool.
-
-    Raises:
-        RegionError: If they do not.
-    """
+    """Raise RegionError unless two grids describe slices of one pool."""
     shape = [(p.name, p.row_bytes, p.outer) for p in mine.parts]
     other = [(p.name, p.row_bytes, p.outer) for p in theirs.parts]
     if mine.pool != theirs.pool or mine.per is not theirs.per or shape != other:
@@ -315,12 +306,7 @@ def _repeated(
 ) -> tuple[Int64Array, Int64Array, int]:
     """Return offsets and bytes of what is there several times, at equal steps.
 
-    Args:
-        a: int64 (n,), offsets on one side.
-        b: int64 (n,), the same on the other side.
-        size: Bytes of each.
-        strides: The step of each side.
-        count: How many times.
+    `a` and `b` are int64 (n,), offsets of `size` bytes on the two sides.
     """
     if len(a) == 1 and strides == (size, size):
         return a, b, size * count

@@ -120,7 +120,6 @@ class Hint:
     """One action that is known and well formed.
 
     Args:
-        action: Its type.
         number: Its `action_id`.
         times: How long its pages are kept and served; nothing for a prefetch.
         first: The first token that it is about.
@@ -160,7 +159,6 @@ class RequestHints:
     """The hints of one request.
 
     Args:
-        request: Its id.
         hints: Those that are known and well formed, in their order.
     """
 

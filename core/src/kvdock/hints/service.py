@@ -37,8 +37,6 @@ class PagesOfPool:
     """Pages of a request in one pool.
 
     Args:
-        pool: The pool.
-        hashes: Their n page hashes.
         ends: int64 (n,), the token behind the last one of each.
     """
 
@@ -56,12 +54,7 @@ def by_times(times: Iterable[Retention]) -> dict[Retention, list[int]]:
 
 
 class Hints:
-    """The hints of one engine process.
-
-    Args:
-        core: Whether hints are followed, and the deadlines.
-        notify: Takes events for observers.
-    """
+    """The hints of one engine process."""
 
     def __init__(
         self, core: CoreSettings, notify: Callable[[HintAnswered], None]
@@ -89,12 +82,10 @@ class Hints:
     ) -> None:
         """Apply hints to what is stored, in the background; returns at once.
 
-        Args:
-            hints: Of a request.
-            pages: Its pages, as far as they are known.
-            pools: All pools, for what is prefetched.
-            hashes_of: Returns the page hashes of another prompt, as this request's
-                engine would name them; called on the thread of the hints.
+        `pages` are those of the request, as far as they are known, and `pools` all
+        pools, for what is prefetched. `hashes_of` returns the page hashes of another
+        prompt, as this request's engine would name them; called on the thread of the
+        hints.
         """
         if not hints.hints:
             return
@@ -157,10 +148,8 @@ class Hints:
     ) -> None:
         """Count what became of the times of pages that a request has stored.
 
-        Args:
-            hints: Of the request; a write of several requests has none.
-            pool: Where.
-            answers: uint8 (n,), a `RetentionAnswer` for each.
+        A write of several requests has no hints. `answers` is uint8 (n,), a
+        `RetentionAnswer` for each page.
         """
         self._answer(hints.request, "stored", "", "", pool, _counts(answers))
 

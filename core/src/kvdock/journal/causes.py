@@ -119,18 +119,11 @@ class PoolAnswer:
     """One pool of a request.
 
     Args:
-        pool: Its name.
-        backends: Who was asked.
-        asked: Pages that were asked for.
-        found: Pages that are stored.
-        loaded: Pages that were loaded.
         limits: Whether it cuts the prefix that could be restored.
         first: The position of the first missing page that matters; None if there
             is none.
         causes: How many missing pages have which cause.
         cause: Of that first page.
-        sentence: The same in words.
-        fix: What to do.
     """
 
     pool: str
@@ -152,14 +145,10 @@ class RequestAnswer:
 
     Args:
         request: The engine's id, or "" for hashes that were given.
-        namespace: Whose pages were asked for.
         rank: Of several processes that asked, the one that could restore least.
         at_s: When they were first asked for, in seconds since 1970.
-        pages: Pages of the prefix that was asked for.
         restorable: Pages of the longest prefix that could be restored.
         pools: Pool by pool, those that cut the prefix first.
-        verdict: The answer in one sentence.
-        fix: What to do.
         differences: In what the namespace differs from the one that has the pages.
         lost_records: Records that the journal lost meanwhile: it may lack a reason.
     """
@@ -258,12 +247,8 @@ def explain_prompt(
 ) -> RequestAnswer:
     """Say why a prompt did not hit that an engine was just asked for.
 
-    Args:
-        records: The journal.
-        tokens: Tokens of the prompt.
-        cached: Tokens that the engine did not compute; None if it does not say.
-        answer: What the journal has of the request; None for nothing.
-        request: Its id.
+    `cached` are the tokens that the engine did not compute, None if it does not say;
+    `answer` is what the journal has of the request.
     """
     mine = answer.namespace if answer else ""
     known = (one for one in records if one.namespace.startswith(mine))

@@ -105,9 +105,6 @@ _Make = Callable[[], JournalRecord]
 class Journal:
     """The hooks, the queue and the thread that empties it.
 
-    Args:
-        settings: Where to, and how much.
-
     Raises:
         KvdockError: If the directory cannot be made or written.
     """

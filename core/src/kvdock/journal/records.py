@@ -52,16 +52,12 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of a journal.
 
     Args:
-        version: Of this form.
         at_s: When, in seconds since 1970.
         operation: "exists", "get", "put", "clear", "retain" where the time of stored
             pages was changed, "attached", "hint", or "skipped" where the engine did
             not ask storage.
-        namespace: The digest of the namespace.
         rank: The process among those of its deployment.
         request: The engine's request, "" where it is not known.
-        backend: Whose answer it is.
-        pool: Whose pages.
         held_back: Why no backend was asked, see `kvdock.events.PagesAnswered` and
             `LookupSkipped`; "full" where one had no room when it was last asked.
         slice_name: Which part of each page it is about, as a coordinate.

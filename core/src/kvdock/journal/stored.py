@@ -44,12 +44,9 @@ def explain_stored(
 ) -> RequestAnswer:
     """Say what a store holds of a prefix, and what it lacks.
 
-    Args:
-        store: A `kvdock.stores.Store`.
-        hashes: Page hashes of the prefix, in order.
-        namespace: The digest of the engine's namespace.
-        tp_size: Over how many ranks the engine divides heads; 0 for the number of
-            which most pages are stored. Pipeline stages and DCP are not looked for.
+    `store` is a `kvdock.stores.Store`. `tp_size` is over how many ranks the engine
+    divides heads; 0 for the number of which most pages are stored. Pipeline stages and
+    DCP are not looked for.
 
     Raises:
         KvdockError: If the namespace has no record.

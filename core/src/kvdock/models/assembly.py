@@ -43,10 +43,7 @@ class Deployment:
     """How an engine runs a model, as far as its pools depend on it.
 
     Args:
-        tp_size: Tensor-parallel ranks.
-        pp_size: Pipeline stages.
         pp_layers: Target layers of each stage; empty divides them evenly.
-        cp_size: Context-parallel ranks.
         dcp_size: Decode-context-parallel ranks; above 1, attention pools are
             divided by token.
         context: How context-parallel ranks divide attention pools.
@@ -54,7 +51,6 @@ class Deployment:
             tokens are divided.
         page_tokens: Tokens of a page; 0 for the model's own.
         dtype: Element type of attention KV, or None for the model's own.
-        layout: How pages lie in host memory.
         share_tp: Other TP sizes that are to share objects of heads with this one.
         packed: Draft layers lie behind the target's in the same pools.
     """
@@ -99,7 +95,6 @@ class Assembly:
     Args:
         pools: All pools, anchor first.
         stages: Layer range of each pipeline stage, or (None,) for one.
-        deployment: What it was assembled for.
     """
 
     pools: tuple[PoolSpec, ...]
@@ -145,10 +140,7 @@ def assemble(
 ) -> Assembly:
     """Build all pools of a model and check that every rank can hold its part.
 
-    Args:
-        model: The description.
-        deployment: How the model is run; one process if not given.
-        draft: The draft model that goes with it, or "".
+    Without a deployment it is run by one process.
 
     Raises:
         PoolError: For the first pool that cannot be built or divided; then

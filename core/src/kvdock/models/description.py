@@ -66,15 +66,8 @@ def bind_arguments(
 ) -> dict[str, Any]:
     """Read a table as keywords of a constructor.
 
-    Args:
-        where: Whose table it is, for messages.
-        constructor: A function with keywords and types, the last of them
-            perhaps an unpacked `TypedDict`.
-        given: The table.
-        besides: Arguments that come from elsewhere.
-
-    Raises:
-        PoolError: On a field that is unknown, missing or of the wrong type.
+    The constructor has keywords and types, the last of them perhaps an unpacked
+    `TypedDict`. The arguments in `besides` come from elsewhere.
     """
     wanted = _parameters(constructor)
     known = [name for name in wanted.types if name not in besides]
@@ -143,9 +136,7 @@ class DraftDescription:
     """A draft model that goes with a target.
 
     Args:
-        summary: What it is, in one line.
         layers: How many layers it has; numbered after the target's.
-        pools: One table for each of its pools.
         source: Where its dimensions come from, if not from the target's file.
     """
 

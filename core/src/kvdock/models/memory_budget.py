@@ -51,9 +51,7 @@ class HostBudget:
     ) -> HostBudget:
         """Ask the machine and its control groups.
 
-        Args:
-            reserve_bytes: What is to stay untouched.
-            root: Where `proc` and `sys` are mounted.
+        `root` is where `proc` and `sys` are mounted.
         """
         import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 - has no types; only who allocates needs it
 
@@ -72,10 +70,7 @@ class HostBudget:
     ) -> int:
         """Return how many pages of all pools together there is room for.
 
-        Args:
-            pools: All pools of the engine.
-            shard: The slice of a rank.
-            ranks: Ranks that share this host.
+        So many `ranks` share this host.
 
         Raises:
             PoolError: If no rank shares it.
@@ -95,11 +90,7 @@ class HostBudget:
     ) -> int:
         """Check that there is room for all of these; return their bytes.
 
-        Args:
-            rows: Name and the bytes that it needs, in order.
-            kind: What the names are names of, for the message.
-            times: What they are for, for the message.
-            fix: What to do where there is no room.
+        Each row is a name and the bytes that it needs; the texts are for the message.
 
         Raises:
             PoolError: Naming the first one that does not fit, with all numbers.

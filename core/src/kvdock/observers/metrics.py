@@ -94,9 +94,7 @@ class Metric:
     """One metric.
 
     Args:
-        name: Its name for Prometheus.
         kind: How its values add up.
-        about: What it is, in one sentence.
         own: Names of its labels, without those of its origin.
         buckets: Upper ends of the buckets of a histogram.
         mode: How a gauge adds up over living processes with the same labels, as
@@ -602,7 +600,6 @@ class MetricDelta:
     """The values that one series of a metric got since it was taken the last time.
 
     Args:
-        name: The metric's name.
         kind: How the values add up.
         labels: Values of the metric's labels.
         values: One increment of a counter, one value of a gauge, or the samples

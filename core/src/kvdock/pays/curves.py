@@ -159,9 +159,6 @@ class LoadMeter:
 
     Calls at once share its time, so that what waits in front can be added up, whether a
     backend takes calls in turn or all at once.
-
-    Args:
-        clock: Seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -200,7 +197,6 @@ class ComputeCurve:
 
     Args:
         recompute: Tokens per second that hold until steps were seen; 0 for unknown.
-        clock: Seconds.
     """
 
     def __init__(
@@ -226,8 +222,7 @@ class ComputeCurve:
     def begin(self, work: Sequence[tuple[int, int]]) -> None:
         """Note that a step begins.
 
-        Args:
-            work: (prefix, tokens) of each of its requests.
+        `work` has (prefix, tokens) of each of its requests.
         """
         if len(self._steps) >= _MOST_STEPS:
             self._steps.clear()

@@ -71,7 +71,6 @@ class LoadLimit:
         compute_s: Seconds to compute from p pages on to the end, p = 0 to the pages
             that are to be loaded.
         share: Part of the time to compute all that the load may take without news.
-        clock: Seconds, as deadlines have them.
     """
 
     compute_s: FloatArray
@@ -131,7 +130,6 @@ class Prefix:
     """Part of a prompt that was found, and its cost.
 
     Args:
-        request: The engine's id of the request.
         restorable: bool (n + 1,), prefixes of n found pages, as `Hits` has it.
         load_s: float64 (n + 1,), what loading them is expected to take.
         ends: int64 (n + 1,), the tokens that the engine has with each of them.
@@ -175,13 +173,7 @@ class Decision:
 
 
 class LoadPolicy:
-    """Decides for one attachment. Thread-safe.
-
-    Args:
-        settings: Whether to decide, and with which margin.
-        notify: Tells observers.
-        clock: Seconds, as deadlines have them.
-    """
+    """Decides for one attachment. Thread-safe."""
 
     def __init__(
         self,

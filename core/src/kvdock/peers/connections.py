@@ -75,12 +75,6 @@ class Endpoint(msgspec.Struct, frozen=True, array_like=True):
     ) -> Endpoint:
         """Read what `to_bytes` wrote; it came over a network.
 
-        Args:
-            data: All of it.
-            backend: The backend that shall have written it.
-            names: How many names it has.
-            metadata: Whether it may have metadata.
-
         Raises:
             KvdockError: If it is not an endpoint of this backend.
         """
@@ -118,11 +112,7 @@ L = TypeVar("L", bound=Link)
 
 @attrs.define(eq=False)
 class Connection(ABC, Generic[L]):
-    """A link to a peer, opened again after it was lost, though not at once.
-
-    Args:
-        peer: The peer's name or address.
-    """
+    """A link to a peer, opened again after it was lost, though not at once."""
 
     pauses_s: ClassVar[tuple[float, float]]
     """How long a peer that is not reached is left alone: at first, and at most. It is
@@ -151,10 +141,8 @@ class Connection(ABC, Generic[L]):
     def join(self, endpoint: Endpoint, memory: Pieces, deadline_s: float) -> None:
         """Connect for one more pool.
 
-        Args:
-            endpoint: What the peer said about it.
-            memory: The memory of all pools of this attachment.
-            deadline_s: When to give up, on `time.monotonic()`'s clock.
+        `memory` is that of all pools of this attachment; `deadline_s` is on
+        `time.monotonic()`'s clock.
 
         Raises:
             KvdockError: If the peer is not reached by then.
@@ -192,11 +180,7 @@ class Connection(ABC, Generic[L]):
             self._lock.release()
 
     def lose(self, link: L) -> bool:
-        """Destroy the link of a call that failed; the next call opens another.
-
-        Returns:
-            Whether it reads no memory any more.
-        """
+        """Destroy the link of a failed call; return whether it reads no memory now."""
         with self._lock:
             if self.link is link:
                 self.link = None
@@ -225,7 +209,6 @@ class Peer(Generic[C]):
     """A connection to the memory of one pool in another process.
 
     Args:
-        connection: To the process; pools may share it.
         ranges: Where it takes rows.
     """
 
@@ -262,9 +245,7 @@ class PeerConnections(ABC, Generic[L, C]):
     def listen(self, receiver: L | None, memory: Pieces) -> L:
         """Return a link that peers write to, with all of this memory.
 
-        Args:
-            receiver: The one so far; if it is replaced, it has been ended.
-            memory: The memory of all pools.
+        A receiver so far that is replaced has been ended.
 
         Raises:
             KvdockError: If the library cannot.
@@ -464,12 +445,7 @@ class PeerConnections(ABC, Generic[L, C]):
 
 @attrs.define(eq=False)
 class ConnectedPool:
-    """One pool's share of the transfers of its attachment: a `PeerMemory`.
-
-    Args:
-        shared: The attachment's.
-        ranges: The pool's memory.
-    """
+    """One pool's share of the transfers of its attachment: a `PeerMemory`."""
 
     shared: PeerConnections[Any, Any]
     ranges: AddressRanges
@@ -481,13 +457,7 @@ class ConnectedPool:
         blocks: Iterable[Block],
         own: PeerConnections[Any, Any],
     ) -> Self:
-        """Return a new pool's share of its attachment.
-
-        Args:
-            config: The attachment's.
-            blocks: The pool's memory.
-            own: What the attachment's pools share if this is the first of them.
-        """
+        """Return a new pool's share of its attachment."""
         shared = config.shared.setdefault(_SHARED, own)
         ranges = AddressRanges.of((one.address, one.nbytes) for one in blocks)
         pool = cls(shared, ranges)

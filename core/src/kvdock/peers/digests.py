@@ -42,11 +42,7 @@ class PageDigests:
     ) -> UInt64Array:
         """Return the digests of what is sent, uint64 (pages,).
 
-        Args:
-            mine: The sender's grid.
-            theirs: Where it goes.
-            pages: As for `match`.
-            slots: As for `match`.
+        Pages and slots are as for `match`.
         """
         into = packed(mine, theirs, 0, len(pages))
         numbers = np.where(slots >= 0, np.arange(len(slots)), -1)
@@ -58,11 +54,7 @@ class PageDigests:
     ) -> UInt64Array:
         """Return the same of what arrived in slots of this process.
 
-        Args:
-            theirs: The sender's grid.
-            mine: The grid of the slots.
-            positions: Pages of the sender.
-            slots: As for `match`.
+        `positions` are pages of the sender; slots are as for `match`.
         """
         into = packed(theirs, mine, 0, positions)
         rows = coalesce(match(into, mine, np.arange(positions), slots))
@@ -72,10 +64,7 @@ class PageDigests:
     def _digests(self, rows: Rows, page_bytes: int, count: int) -> UInt64Array:
         """Digest pages.
 
-        Args:
-            rows: From memory to places in the pages, one page after the other.
-            page_bytes: Bytes of a page.
-            count: How many pages there are.
+        `rows` go from memory to places in the pages, one page after the other.
         """
         if not page_bytes or not count:
             return np.zeros(0, np.uint64)

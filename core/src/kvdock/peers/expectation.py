@@ -66,8 +66,6 @@ class ExpectedPart:
     """The rows of one pool that one sender sends.
 
     Args:
-        pool: The pool.
-        theirs: The sender's grid.
         slots: int64 (n,), as in the ticket's view of the pool's own grid.
         positions: Pages of the sender.
         nbytes: Bytes that it writes into slots.
@@ -84,11 +82,7 @@ class ExpectedPart:
     landing: tuple[LandingSpan, Grid] | None = None
 
     def arrive(self, completion: Completion) -> bool:
-        """Verify what came, and copy it from the landing area to its slots.
-
-        Returns:
-            Whether the bytes are those that were sent.
-        """
+        """Verify what came and copy it to its slots; return whether it was whole."""
         sent = completion.digests.get(self.pool.name)
         if self.verify and (sent is None or not self._verified(sent)):
             return False
@@ -303,9 +297,8 @@ class Expectation:
     def sender_lost(self, sender: int, state: PeerState) -> None:
         """End it as failed: the control connection to a sender was lost.
 
-        Args:
-            sender: Its number, in the order of the tickets.
-            state: What is known of it. The slots of one that may live stay held.
+        Senders are numbered in the order of the tickets. The slots of one that may
+        live, by `state`, stay held.
         """
         one = self._senders[sender]
         self._end(RequestState.FAILED, f"sender {sender} is lost: {state}")

@@ -47,11 +47,7 @@ class MessageKeys:
         return hmac.digest(self._current()[0], body, "sha256")
 
     def check(self, mac: bytes, body: bytes | memoryview) -> None:
-        """Check a message of a peer.
-
-        Raises:
-            UnsignedError: If none of the keys has signed it.
-        """
+        """Raise UnsignedError unless one of the keys has signed a message of a peer."""
         for key in self._current():
             if hmac.compare_digest(hmac.digest(key, body, "sha256"), mac):
                 return

@@ -21,13 +21,7 @@ _ALIGN_BYTES = 64
 
 @attrs.frozen(eq=False)
 class LandingSpan:
-    """A piece of the landing area, leased to one request.
-
-    Args:
-        area: What it is part of.
-        start: Where it begins in the area.
-        nbytes: Its length.
-    """
+    """A piece of the landing area, leased to one request."""
 
     area: LandingArea
     start: int

@@ -191,7 +191,6 @@ class Offer(Message):
     """One pool of a process, as its peers need to know it.
 
     Args:
-        pool: The pool's name.
         transport: The backend that reaches its memory.
         endpoint: What that backend's hook said; empty for a side that only sends.
         grid: Where its tokens lie.
@@ -309,8 +308,6 @@ class Completion(Message):
     """The end of a request, as its sender knows it.
 
     Args:
-        request: The ticket's.
-        sender: The ticket's.
         ended: Whether no byte of it can land any more.
         outcomes: Pool name to what became of all its rows, the worst of them.
         digests: Pool name to uint64 (pages,), XXH3-64 of what was sent of each

@@ -6,12 +6,12 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
-from kvdock.errors import AttachError, KvdockError
+from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.peers.digests import PageDigests
 from kvdock.peers.landing import LandingArea
 from kvdock.peers.messages import Offer
@@ -35,10 +35,6 @@ def compatibility(record: Mapping[str, object], pool: str) -> str:
 
     Everything of the namespace, and of its pools this one alone. Page size, layout
     and ranks are left out: the grids say how they differ.
-
-    Args:
-        record: The namespace's record.
-        pool: The pool's name.
     """
     pools = cast("Mapping[str, Mapping[str, object]]", record["pools"])
     own = dict(pools[pool])
@@ -49,13 +45,20 @@ def compatibility(record: Mapping[str, object], pool: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def check_names(names: Iterable[str], pools: Mapping[str, PeerPool]) -> None:
+    """Raise KvdockError for the first name that is none of the pools'."""
+    for name in names:
+        if name not in pools:
+            raise KvdockError(
+                f"pool {name!r} does not go to peers", fix=did_you_mean(name, pools)
+            )
+
+
 @attrs.define(eq=False)
 class PeerPool:
     """One pool of an attachment, with what its peers need.
 
     Args:
-        attached: The pool, its memory and its leases.
-        grid: Where its tokens lie.
         compatibility: Digest of all that must be equal on both sides.
         area: Where whole pages land, or None.
     """
@@ -71,12 +74,7 @@ class PeerPool:
 
     @classmethod
     def of(cls, attached: AttachedPool, record: Mapping[str, object]) -> PeerPool:
-        """Prepare an attached pool for peers.
-
-        Args:
-            attached: A pool whose route goes to peers.
-            record: The namespace's record.
-        """
+        """Prepare an attached pool for peers."""
         grid = attached.region.grid
         assert grid is not None, "attaching has checked it"  # noqa: S101
         landing = attached.landing
@@ -100,11 +98,7 @@ class PeerPool:
         return self.grid.pages * (1 if by_page else self.grid.page_tokens)
 
     def endpoint(self, deadline_s: float) -> bytes:
-        """Open an endpoint for peers, unless there is one.
-
-        Raises:
-            KvdockError: If the backend cannot open one.
-        """
+        """Open an endpoint for peers, unless there is one."""
         # Two threads must not open two endpoints.
         with self._lock:
             if not self._endpoint:
@@ -119,10 +113,7 @@ class PeerPool:
     ) -> Offer:
         """Return what peers need to know.
 
-        Args:
-            endpoint: Where they reach it; empty for a side that only sends.
-            epoch: Which tickets of this process may be used.
-            keys: What signs it.
+        The endpoint is empty for a side that only sends.
         """
         return Offer(
             pool=self.name,
@@ -151,11 +142,7 @@ class PeerPool:
                 return False
 
     def connect(self, endpoint: bytes, deadline_s: float) -> object:
-        """Connect to a peer's pool.
-
-        Raises:
-            KvdockError: If it is not reached by the deadline.
-        """
+        """Connect to a peer's pool."""
         backend, handle = self._backend, self.attached.handle
 
         def late(peer: object) -> None:
@@ -195,22 +182,14 @@ class PeerPool:
         deadline_s: float,
         late: Callable[[T], None] = lambda _: None,
     ) -> T:
-        """Call a hook within a deadline.
-
-        Raises:
-            KvdockError: If it fails, or takes too long.
-        """
+        """Call a hook within a deadline."""
         channel = self.attached.channel
         return channel.call_attach(
             self.attached.pool, hook, late, what=what, deadline_s=deadline_s
         )
 
     def check_peer(self, offer: Offer) -> None:
-        """Check that a peer's pool holds the same bytes, reached the same way.
-
-        Raises:
-            KvdockError: If it does not.
-        """
+        """Check that a peer's pool holds the same bytes, reached the same way."""
         if offer.compatibility != self.compatibility:
             raise AttachError(
                 f"pool {self.name!r}: the peer's pages have other bytes: digest "

@@ -29,10 +29,7 @@ class SendFuture(DeadlineFuture):
     reported to the receiver by a completion.
 
     Args:
-        ticket: What the receiver asked for.
-        pools: The pools that are sent, in order.
         deadline_s: On `time.monotonic()`'s clock.
-        keys: What signs its completions.
     """
 
     def __init__(

@@ -14,9 +14,10 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock.errors import KvdockError, did_you_mean
+from kvdock.errors import KvdockError
 from kvdock.events import BatchEnded, RowsSent
 from kvdock.geometry.matching import coalesce, match
+from kvdock.peers.pool import check_names
 from kvdock.peers.send_future import RunningSend, SendFuture
 from kvdock.peers.tickets import TicketBook
 from kvdock.pools.enums import Per
@@ -79,13 +80,7 @@ class _Peer:
 
 
 class Sender:
-    """All that an attachment sends.
-
-    Args:
-        core: Deadlines and bounds.
-        pools: Pool name to the pool.
-        keys: What signs completions.
-    """
+    """All that an attachment sends."""
 
     def __init__(
         self,
@@ -110,19 +105,10 @@ class Sender:
         pages: Mapping[str, Int64Array],
         timeout_s: float | None,
     ) -> SendFuture:
-        """Send what a ticket asks for; see `PeerTransfers.send`.
-
-        Raises:
-            KvdockError: On bad input, or a ticket that may not be used.
-        """
+        """Send what a ticket asks for; see `PeerTransfers.send`."""
         deadline_s = self._core.deadlines.until(Operation.SEND, timeout_s)
         check_deadline(deadline_s)
-        for name in (*ticket.pools, *pages):
-            if name not in self._pools:
-                raise KvdockError(
-                    f"pool {name!r} does not go to peers",
-                    fix=did_you_mean(name, self._pools),
-                )
+        check_names((*ticket.pools, *pages), self._pools)
         for name in ticket.pools:
             if name not in offers:
                 raise KvdockError(f"pool {name!r} was not offered by the peer")
@@ -337,11 +323,7 @@ class Sender:
         channel.notify(RowsSent(pool=pool.name, rows=rows.count, descriptors=len(rows)))
 
     def close(self, deadline_s: float) -> bool:
-        """Reject new requests, and end connections that no call uses.
-
-        Returns:
-            Whether every request has ended.
-        """
+        """Reject new requests, end idle connections; return whether all have ended."""
         self._executor.close()
         drained = self._executor.drain(deadline_s)
         joined = self._executor.join(deadline_s)

@@ -77,10 +77,6 @@ class TicketBook:
     def use(self, ticket: Ticket, epochs: Iterable[Epoch]) -> None:
         """Use a ticket, for the only time.
 
-        Args:
-            ticket: What a receiver made.
-            epochs: Those of the offers that are used with it.
-
         Raises:
             TicketError: If it may not be used. One that was not used before may
                 still be declined.

@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Operation, Outcome
-from kvdock.errors import KvdockError, did_you_mean
+from kvdock.errors import KvdockError
 from kvdock.events import MessageRefused, RequestArrived, SlotsExpected
 from kvdock.geometry.matching import coalesce, held_slots, match, missing, packed
 from kvdock.peers.expectation import (
@@ -37,7 +37,7 @@ from kvdock.peers.messages import (
     PoolTicket,
     Ticket,
 )
-from kvdock.peers.pool import PeerPool
+from kvdock.peers.pool import PeerPool, check_names
 from kvdock.peers.sending import Sender
 from kvdock.peers.tickets import TicketError
 from kvdock.pools.enums import HitPolicy, Per
@@ -68,7 +68,6 @@ class _Wanted:
     """The share of one pool in a request.
 
     Args:
-        pool: The pool.
         slots: int64 (n,), checked; below 0 for none.
         offers: Number of each sender that has the pool, and what it offers.
     """
@@ -113,19 +112,13 @@ class PeerTransfers:
     def offer(self, pool: str, *, receives: bool = True) -> Offer:
         """Return what a peer must know of a pool.
 
-        Args:
-            pool: The pool's name.
-            receives: Whether peers are to send to it: opens its endpoint. A side
-                that only sends offers its pools without one.
+        If it receives, its endpoint is opened for peers. A side that only sends offers
+        its pools without one.
 
         Raises:
             KvdockError: If it is not such a pool, or its endpoint does not open.
         """
-        if pool not in self.pools:
-            raise KvdockError(
-                f"pool {pool!r} does not go to peers",
-                fix=did_you_mean(pool, self.pools),
-            )
+        check_names([pool], self.pools)
         endpoint = b""
         if receives:
             deadline_s = self._core.deadlines.until("attach")
@@ -364,18 +357,10 @@ class PeerTransfers:
             return list(self._requests.values())
 
     def _shared(self, given: Mapping[str, npt.ArrayLike]) -> dict[str, Int64Array]:
-        """Return the indices of each pool, where they share them too.
-
-        Raises:
-            KvdockError: If a pool is unknown, or numbers are not whole.
-        """
+        """Return the indices of each pool, where they share them too."""
+        check_names(given, self.pools)
         found = {}
         for name, numbers in given.items():
-            if name not in self.pools:
-                raise KvdockError(
-                    f"pool {name!r} does not go to peers",
-                    fix=did_you_mean(name, self.pools),
-                )
             row = np.asarray(numbers)
             if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
                 raise KvdockError(
@@ -394,11 +379,7 @@ class PeerTransfers:
         slots: Mapping[str, Int64Array],
         senders: Sequence[Mapping[str, Offer]],
     ) -> list[_Wanted]:
-        """Check what a request takes, pool by pool.
-
-        Raises:
-            KvdockError: If something that is required is missing.
-        """
+        """Check what a request takes, pool by pool."""
         found = []
         for name, pool in self.pools.items():
             required = pool.attached.pool.required
@@ -548,11 +529,7 @@ def _planned(
     landing_s: float,
     held: list[Lease | LandingSpan],
 ) -> ExpectedPart | None:
-    """Return what one sender sends of a pool; None if it has nothing of it.
-
-    Raises:
-        BusyError: If the landing area has no room.
-    """
+    """Return what one sender sends of a pool; None if it has nothing of it."""
     pool, slots, theirs = wanted.pool, wanted.slots, offer.grid
     by_page = theirs.per is Per.PAGE
     positions = len(slots) if by_page else theirs.positions(len(slots))
@@ -601,11 +578,7 @@ def _pool_ticket(part: ExpectedPart) -> PoolTicket:
 
 
 def _claim(offers: Mapping[str, Offer]) -> str:
-    """Return the name of the process whose offers these are.
-
-    Raises:
-        KvdockError: If they are of several.
-    """
+    """Return the name of the one process whose offers these are."""
     found = {one.epoch.process for one in offers.values()}
     if len(found) > 1:
         raise KvdockError(

@@ -12,19 +12,25 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata, resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from kvdock.errors import PluginError, did_you_mean
-from kvdock.plugin.validation import ContractViolation, LoadStage, validate_plugin
+from kvdock.plugin.validation import (
+    ContractViolation,
+    LoadStage,
+    ValidatedPlugin,
+    validate_plugin,
+)
 
 if TYPE_CHECKING:
     import pluggy
 
-    from kvdock.plugin.manifest import Manifest
+
+T = TypeVar("T")
 
 BACKENDS_GROUP = "kvdock.backends"
 ORACLES = "kvdock.oracles"
@@ -85,11 +91,8 @@ class Candidate:
     """An entry point and where it comes from.
 
     Args:
-        name: The entry point's name.
         value: What it points at.
         distribution: Which distribution announces it.
-        version: The version of that distribution.
-        group: The entry point's group.
         oracle: The oracle of a backend, as the entry point in `ORACLES` that
             its own distribution announces under the same name; "" for none.
     """
@@ -116,26 +119,16 @@ class Candidate:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class LoadedPlugin:
+class LoadedPlugin(ValidatedPlugin):
     """A plugin that passed every stage.
 
     Args:
-        candidate: Its entry point.
-        manifest: What it declares.
-        path: The file that it was loaded from.
-        manager: Its hooks, and those that the core answers in its place.
-        implemented: The hooks that are answered.
-        defaults: Those of them that the core answers.
         instance_of: The plugin's name, where this is a named instance of it.
         wrapped_by: The wrappers around its stores, the innermost first.
     """
 
     candidate: Candidate
-    manifest: Manifest
     path: str
-    manager: pluggy.PluginManager = attrs.field(repr=False)
-    implemented: frozenset[str]
-    defaults: frozenset[str] = frozenset()
     instance_of: str = ""
     wrapped_by: tuple[str, ...] = ()
 
@@ -252,12 +245,7 @@ def usable_entry_points(
 def missing_allowed(
     candidates: Iterable[Candidate], chosen: Selection
 ) -> tuple[PluginProblem, ...]:
-    """Return a problem for each allowed name that no plugin of any group has.
-
-    Args:
-        candidates: The backends that are installed.
-        chosen: What may be used.
-    """
+    """Return a problem for each allowed name that no plugin of any group has."""
     known = {
         word for one in candidates for word in (one.name, _canonical(one.distribution))
     }
@@ -346,27 +334,26 @@ def import_entry_point(candidate: Candidate) -> object:
 def load_all(
     candidates: Sequence[Candidate],
 ) -> tuple[dict[str, LoadedPlugin], tuple[PluginProblem, ...]]:
-    """Load candidates one by one; a broken one never stops the others.
+    """Load candidates one by one; a broken one never stops the others."""
+    return load_each(candidates, load_one)
 
-    Returns:
-        The plugins that passed, by name, and a problem for each that did not.
-    """
-    plugins: dict[str, LoadedPlugin] = {}
+
+def load_each(
+    candidates: Sequence[Candidate], load: Callable[[Candidate], T]
+) -> tuple[dict[str, T], tuple[PluginProblem, ...]]:
+    """Load candidates of any kind one by one; a broken one never stops the others."""
+    found: dict[str, T] = {}
     alone, problems = split_duplicates(candidates)
     for candidate in alone:
         try:
-            plugins[candidate.name] = load_one(candidate)
+            found[candidate.name] = load(candidate)
         except BrokenPlugin as broken:
             problems += (broken.problem,)
-    return plugins, problems
+    return found, problems
 
 
 def load_one(candidate: Candidate) -> LoadedPlugin:
-    """Import one backend, and read and check what it declares.
-
-    Raises:
-        BrokenPlugin: If it cannot be used.
-    """
+    """Import one backend, and check what it declares; raise BrokenPlugin if unfit."""
     plugin = import_entry_point(candidate)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -375,14 +362,8 @@ def load_one(candidate: Candidate) -> LoadedPlugin:
         raise BrokenPlugin(
             candidate.problem(breach.stage, breach.cause, breach.fix)
         ) from breach
-    return LoadedPlugin(
-        candidate=candidate,
-        manifest=accepted.manifest,
-        path=path_of(plugin),
-        manager=accepted.manager,
-        implemented=accepted.implemented,
-        defaults=accepted.defaults,
-    )
+    own = attrs.asdict(accepted, recurse=False)
+    return LoadedPlugin(candidate=candidate, path=path_of(plugin), **own)
 
 
 def path_of(plugin: object) -> str:

@@ -14,7 +14,7 @@ from kvdock.plugin.discovery import (
     Candidate,
     PluginProblem,
     import_entry_point,
-    split_duplicates,
+    load_each,
 )
 from kvdock.plugin.validation import LoadStage
 
@@ -24,7 +24,6 @@ class Extension:
     """A record that an entry point names; a subclass for each group of them.
 
     Args:
-        name: The entry point's name.
         summary: What it does, in one line.
         settings: The attrs class of its settings; it has none by default.
         build: Makes the object from such settings.
@@ -41,19 +40,8 @@ class Extension:
     def load(
         cls, candidates: Sequence[Candidate]
     ) -> tuple[dict[str, Self], tuple[PluginProblem, ...]]:
-        """Load entry points one by one; a broken one never stops the others.
-
-        Returns:
-            Those that can be used, by name, and a problem for each of the others.
-        """
-        found: dict[str, Self] = {}
-        alone, problems = split_duplicates(candidates)
-        for one in alone:
-            try:
-                found[one.name] = cls._loaded(one)
-            except BrokenPlugin as broken:
-                problems += (broken.problem,)
-        return found, problems
+        """Load entry points one by one; a broken one never stops the others."""
+        return load_each(candidates, cls._loaded)
 
     @classmethod
     def find(cls, name: str, candidates: Sequence[Candidate]) -> Self:
@@ -90,10 +78,6 @@ class Extension:
 
     def built(self, given: Mapping[str, object], what: str) -> Any:  # noqa: ANN401 - what `build` makes
         """Build it with settings.
-
-        Args:
-            given: The settings.
-            what: What it is, for messages.
 
         Raises:
             PluginError: If it cannot be used.

@@ -35,9 +35,6 @@ from kvdock.plugin.wrapper import build_wrappers, wrapped_plugin
 def named_instances(settings: Mapping[str, object]) -> Mapping[str, str]:
     """Return the instances that are configured: name to the plugin's name.
 
-    Args:
-        settings: Backend name to what is given for it.
-
     Raises:
         SettingsError: If a name cannot be one, or `plugin` is not a name.
     """
@@ -66,10 +63,7 @@ def add_instances(
 ) -> tuple[dict[str, LoadedPlugin], tuple[PluginProblem, ...]]:
     """Add the configured instances to the loaded plugins, and wrap what says so.
 
-    Args:
-        plugins: By name.
-        settings: Backend name to what is given for it.
-        installed: The names of all backends that are installed, loaded or not.
+    `installed` names all backends that are installed, loaded or not.
 
     Returns:
         All of them, and a problem for each instance whose plugin is not loaded.

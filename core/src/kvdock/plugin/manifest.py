@@ -142,12 +142,7 @@ class Capability(StrEnum):
 
 @attrs.frozen
 class Verdict:
-    """One answer about one capability; truthy if it can be relied on.
-
-    Args:
-        support: The grade.
-        reason: Why, for the route table.
-    """
+    """One answer about one capability; truthy if it can be relied on."""
 
     support: Support
     reason: str

@@ -125,9 +125,6 @@ class StoreWrapper:
 
     What it overrides and the inner store lacks is lacking here as well: the manifest
     says what there is.
-
-    Args:
-        inner: The store around which this one is put.
     """
 
     def __init__(self, inner: PoolStore) -> None:
@@ -260,12 +257,7 @@ def returns_stores(own: frozenset[str]) -> bool:
 def default_hooks(
     manifest: Manifest, own: frozenset[str]
 ) -> dict[str, Callable[..., object]]:
-    """Return the hooks that the core answers in a plugin's place, by name.
-
-    Args:
-        manifest: What the plugin declares.
-        own: The hooks that it has.
-    """
+    """Return the hooks that the core answers in a plugin's place, by name."""
     found: list[Callable[..., object]] = list(_ALWAYS)
     if returns_stores(own):
         found.append(kvdock_release)
@@ -277,16 +269,7 @@ def default_hooks(
 
 
 def check_store(store: object, manifest: Manifest, own: frozenset[str]) -> None:
-    """Check that a store has what its manifest declares, and nothing else.
-
-    Args:
-        store: What `kvdock_register_pool` returned.
-        manifest: What the plugin declares.
-        own: The hooks that the plugin has.
-
-    Raises:
-        PluginError: With the name of both.
-    """
+    """Check that a store has what its manifest declares, and nothing else."""
     kind, name = type(store).__name__, manifest.name
     is_store = returns_stores(own)
     lacking = [one for one in ("run", "close") if not _has(store, one)]

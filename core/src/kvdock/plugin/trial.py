@@ -48,16 +48,9 @@ os.write(answer, _serve(json.loads(sys.argv[2]), float(sys.argv[3])).encode())
 def try_each(
     candidates: Sequence[Candidate], timeout_s: float = TRIAL_S
 ) -> dict[Candidate, PluginProblem]:
-    """Load each candidate in a process of its own, several at once.
+    """Load each candidate in a process of its own; return those that fail, and why.
 
     They are forks of one process that has imported kvdock and nothing else.
-
-    Args:
-        candidates: What to try.
-        timeout_s: Time for each.
-
-    Returns:
-        What is wrong with those that cannot be loaded.
     """
     if not candidates:
         return {}
@@ -88,12 +81,8 @@ def _problem(
 ) -> PluginProblem | None:
     """Return what is wrong with one candidate, as its own process tells.
 
-    Args:
-        candidate: What was tried.
-        code: How its process ended: a status, the negative number of a signal, or
-            None if it did not end in time.
-        said: What it answered, as JSON.
-        timeout_s: The time that it had.
+    `code` is a status, the negative number of a signal, or None if the process did not
+    end in time; `said` is what it answered, as JSON.
     """
     if code is None:
         return _crashed(candidate, f"its import took more than {timeout_s:g} s")

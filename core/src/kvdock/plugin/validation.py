@@ -52,34 +52,24 @@ class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, nev
         self.stage, self.cause, self.fix = stage, cause, fix
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class ValidatedPlugin:
     """What a plugin that keeps the contract consists of.
 
     Args:
-        manifest: What it declares.
         manager: Its hooks, and those that the core answers in its place.
         implemented: The hooks that are answered.
         defaults: Those of them that the core answers.
     """
 
     manifest: Manifest
-    manager: pluggy.PluginManager
+    manager: pluggy.PluginManager = attrs.field(repr=False)
     implemented: frozenset[str]
-    defaults: frozenset[str]
+    defaults: frozenset[str] = frozenset()
 
 
 def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPlugin:
-    """Check a plugin and give it a plugin manager of its own.
-
-    Args:
-        plugin: A module or an object with marked hooks.
-        name: The name of its entry point.
-        distribution: What a user would upgrade.
-
-    Raises:
-        ContractViolation: At the first thing that is wrong.
-    """
+    """Check a plugin and give it a plugin manager of its own."""
     if inspect.isclass(plugin):
         raise ContractViolation(
             f"{plugin.__qualname__} is a class",
@@ -102,15 +92,16 @@ def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPl
     except Exception as error:
         raise _strange(error) from error
     added = frozenset(defaults)
-    return ValidatedPlugin(manifest, manager, added | own.keys(), added)
+    return ValidatedPlugin(
+        manifest=manifest,
+        manager=manager,
+        implemented=added | own.keys(),
+        defaults=added,
+    )
 
 
 def check_observer(observer: object) -> None:
-    """Check that an object only wraps hooks of backends, and listens.
-
-    Raises:
-        ContractViolation: At the first thing that is wrong.
-    """
+    """Check that an object only wraps hooks of backends, and listens."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     try:

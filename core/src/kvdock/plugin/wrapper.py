@@ -90,11 +90,7 @@ class Wrapping(Protocol):
     ) -> PoolStore:
         """Open the store of one pool, and put a store around it.
 
-        Args:
-            inner: The store.
-            pool: The pool.
-            region: The memory that the core moves pages from and to.
-            config: The configuration of the backend.
+        `region` is the memory that the core moves pages from and to.
 
         Returns:
             The store; see `StoreWrapper`.
@@ -107,21 +103,15 @@ class Wrapper(Extension):
 
 
 def find_wrapper(name: str) -> Wrapper:
-    """Load one wrapper by name.
-
-    Raises:
-        PluginError: If none of that name is installed, or it cannot be used.
-    """
+    """Load one wrapper by name."""
     return Wrapper.find(name, list_entry_points(WRAPPERS_GROUP))
 
 
 def build_wrappers(given: object, *, where: str) -> tuple[tuple[str, Wrapping], ...]:
     """Build what `wrap` names, the innermost first.
 
-    Args:
-        given: A list of names, and of tables with `name` and settings; or names in
-            one text, with commas.
-        where: Whose it is, for messages.
+    `given` is a list of names, and of tables with `name` and settings; or names in one
+    text, with commas.
 
     Raises:
         PluginError: If one is not installed, or cannot be used.
@@ -154,9 +144,7 @@ def wrapped_plugin(
 ) -> LoadedPlugin:
     """Return a plugin whose stores have others around them.
 
-    Args:
-        plugin: A plugin of either form, not observed yet.
-        wrappings: Name and wrapper, the innermost first.
+    The plugin may be of either form, and is not observed yet.
     """
     inner = _declared(plugin)
     manifest = inner

@@ -49,7 +49,6 @@ class Coordinate:
     """The coordinate of an object in its page, as text and back.
 
     Args:
-        pool: The pool's name.
         layers: Span of global layer numbers; of a pool that skips layers,
             those in between that it has.
         heads: Span of heads, or None where heads are not divided.
@@ -86,11 +85,7 @@ class Coordinate:
 
     @classmethod
     def parse(cls, text: str) -> Coordinate:
-        """Read a coordinate back.
-
-        Raises:
-            PoolError: If it is not the spelling of one.
-        """
+        """Read a coordinate back."""
         match = _COORDINATE.fullmatch(text)
         if match is None:
             raise PoolError(f"{text!r} is not an object's coordinate")

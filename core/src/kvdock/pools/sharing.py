@@ -23,10 +23,8 @@ class SharingLimit:
     """An axis along which a pool's objects are not shared.
 
     Args:
-        pool: The pool's name.
         axis: "tp" (another tensor-parallel size), "pp" (another number of
             pipeline stages) or "draft" (another draft model, or none).
-        reason: Why not.
     """
 
     pool: str
@@ -48,13 +46,8 @@ def sharing_limits(
 ) -> tuple[SharingLimit, ...]:
     """Return the axes along which a pool's objects cannot be shared.
 
-    Args:
-        pool: The pool, as it is divided.
-        stages: Pipeline stages of the deployment.
-        tp_size: Its tensor-parallel ranks.
-        share_tp: Other TP sizes that are to find the objects; none asked for
-            is none missed.
-        packed_layers: Layers of a draft model behind the target's.
+    `share_tp` are other TP sizes that are to find the objects; none asked for is none
+    missed. `packed_layers` are those of a draft model behind the target's.
     """
     if not pool.physical:
         return ()

@@ -43,16 +43,7 @@ _TOUCHED_PAGES = 1 << 16
 
 
 class BackgroundTasks:
-    """The background tasks of one channel.
-
-    Args:
-        backend: The backend to call.
-        core: Deadlines and bounds.
-        executor: Runs the tasks.
-        breakers: The channel's breakers, by operation.
-        throttled: The channel's log.
-        notify: Passes an event to observers; None without observers.
-    """
+    """The background tasks of one channel."""
 
     def __init__(
         self,
@@ -229,13 +220,7 @@ class BackgroundTasks:
         )
 
     def touch(self, handle: object, pages: int, keys: KeyBuilder) -> bool:
-        """Note the use of pages; return whether that will be passed on.
-
-        Args:
-            handle: The pool's handle.
-            pages: How many.
-            keys: Builds their keys, in the background.
-        """
+        """Note the use of pages; return whether that will be passed on."""
         if self._closed or self._executor.guard.forked or not self._backend.touches:
             return False
         if not self._touches.add(handle, pages, keys):
@@ -263,10 +248,8 @@ class BackgroundTasks:
     ) -> None:
         """Ask which stored objects are gone, unless the backend is being asked.
 
-        Args:
-            handle: The pool's handle.
-            limit: Most keys to keep track of.
-            report: Called with their keys, on the executor's thread.
+        `report` is called with their keys, on the executor's thread, and `limit` bounds
+        the keys to keep track of.
         """
         if self._closed or self._executor.guard.forked:
             return
@@ -350,7 +333,6 @@ class PendingDelete:
     """One deletion.
 
     Args:
-        keys: The keys to delete.
         expires_s: When it is given up, on `time.monotonic()`'s clock.
     """
 

@@ -86,9 +86,7 @@ class BackgroundExecutor:
     def submit(self, future: QueuedFuture, work: Work) -> None:
         """Queue a task; reject it, at once, if the queue is full.
 
-        Args:
-            future: Reports its end.
-            work: Returns an outcome for each page, on a worker.
+        `work` returns an outcome for each page, on a worker.
         """
         if self._guard.forked:
             future.reject(Outcome.UNAVAILABLE)

@@ -42,9 +42,7 @@ class CircuitBreaker:
     """The state of one operation of one backend.
 
     Args:
-        settings: When to open, and how long to stay so.
         moved: Called with each new state, without a lock held.
-        clock: Seconds, ever growing.
         jitter: A factor for each backoff, so that ranks that lost the same
             server do not all come back to it at once.
     """

@@ -116,13 +116,7 @@ def _hold_of(answer: object) -> MemoryHold | None:
 
 
 class BackendChannel:
-    """All calls to one backend.
-
-    Args:
-        backend: The backend to call.
-        core: Deadlines, bounds and breakers.
-        origin: What observers are to know of the attachment.
-    """
+    """All calls to one backend."""
 
     def __init__(
         self, backend: Backend, core: CoreSettings, origin: Origin | None = None
@@ -252,12 +246,8 @@ class BackendChannel:
     ) -> T:
         """Run a call that is not a batch within its deadline.
 
-        Args:
-            pool: Whose call it is.
-            call: Calls a hook.
-            late: Takes what an abandoned call returns.
-            what: What it does, for messages.
-            deadline_s: Until when; None for the deadline of attaching.
+        `late` takes what an abandoned call returns. Without a deadline that of
+        attaching holds.
 
         Raises:
             AttachError: If the call is rejected, fails, or takes too long.
@@ -327,9 +317,7 @@ class BackendChannel:
     ) -> None:
         """Count memory that a backend holds beyond its answer, until it releases.
 
-        Args:
-            hold: What the backend returned.
-            released: Called when it is released, perhaps at once.
+        `released` is called when it is released, perhaps at once.
         """
         with self._hold_lock:
             self._held += 1
@@ -360,13 +348,10 @@ class BackendChannel:
                 self.notify(MemoryHeld(backend=self.name, batches=self._held))
 
     def close(self, deadline_s: float) -> bool:
-        """Release every pool once no call is under way.
+        """Release every pool once no call is under way; return whether all has ended.
 
         A backend's client must not be closed under a call. If one is still
         running at the deadline, the pools are released when it ends.
-
-        Returns:
-            Whether everything has ended.
         """
         if self._executor.guard.forked:
             return True  # the pools are the parent's, who releases them

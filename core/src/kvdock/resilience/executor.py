@@ -281,14 +281,9 @@ class DeadlineExecutor:
         return RunResult(job.result, job.error)
 
     def spawn(self, quota: ConcurrencyQuota, work: Callable[[], Any]) -> bool:
-        """Start a background task: work whose result no caller waits for.
+        """Start a task whose result no caller waits for; return whether it was started.
 
-        Args:
-            quota: Bounds the tasks of this kind; calls have a quota of their own.
-            work: What to do.
-
-        Returns:
-            Whether it was started.
+        The quota bounds the tasks of this kind; calls have a quota of their own.
         """
         if self.guard.forked:
             return False
@@ -315,8 +310,7 @@ class DeadlineExecutor:
     def discount_abandoned(self, *quotas: ConcurrencyQuota) -> None:
         """Discount abandoned calls after the backend has answered a probe.
 
-        Args:
-            quotas: Of the background tasks to discount as well.
+        Background tasks of the given quotas are discounted as well.
         """
         with self._lock:
             for quota in (self._overrun, *quotas):
@@ -343,15 +337,10 @@ class DeadlineExecutor:
             )
 
     def shutdown(self, deadline_s: float, last: Callable[[], None]) -> bool:
-        """Close: reject calls, wait for running ones, and run a last step.
+        """Reject calls, wait for running ones, run a last step; return if all ended.
 
-        Args:
-            deadline_s: Until when to wait for calls under way.
-            last: Done here if all calls have ended, otherwise on the thread
-                of the call that ends last.
-
-        Returns:
-            Whether everything has ended.
+        `last` is done here if all calls have ended, otherwise on the thread of the call
+        that ends last.
         """
         self.stop_accepting()
         with self._lock:
@@ -391,11 +380,7 @@ class DeadlineExecutor:
         return self._closed or (not closes and (self._closing or self.at_capacity))
 
     def _admit(self, deadline_s: float, *, closes: bool) -> None:
-        """Wait until a call may start; with the lock held.
-
-        Raises:
-            CallRejected: If it may not, or not in time.
-        """
+        """Wait, with the lock held, until a call may start; else raise CallRejected."""
         if self._busy >= self._at_once:
             self._changed.wait_for(
                 lambda: self._is_rejecting(closes=closes) or self._busy < self._at_once,
@@ -585,11 +570,7 @@ class DeadlineExecutor:
         return staying, self._finish_one()
 
     def _finish_one(self) -> Steps:
-        """Count one job less as running, unless last steps come before that.
-
-        Returns:
-            The steps to run first; then this is called again.
-        """
+        """Count one job less as running, or return last steps that come before that."""
         if self._running == 1 and self._final_steps:
             last, self._final_steps = self._final_steps, []
             return last

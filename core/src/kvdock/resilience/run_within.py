@@ -25,13 +25,8 @@ def run_within(
     """Return what a call returns, or raise what it raises, by a deadline.
 
     For setups and probes, whose library may never answer. A call that is late goes on
-    on its thread, which does not keep the process alive.
-
-    Args:
-        deadline_s: Until when to wait, on `time.monotonic()`'s clock.
-        work: The call.
-        what: What is done, for the message.
-        discard: Called with a result that comes too late.
+    on its thread, which does not keep the process alive. `discard` is called with a
+    result that comes too late; the deadline is on `time.monotonic()`'s clock.
 
     Raises:
         LateError: If it is late.

@@ -125,13 +125,11 @@ class RouteOption:
     """What one backend said to one pool.
 
     Args:
-        backend: Whose answer it is.
         verdicts: One for each capability that the pool needs, in order.
         mode: How bytes would move.
         unit: How much of a page would go under one key.
         note: Why the path is not a better one, or "".
         allocate: Whether the pool should be allocated by the backend.
-        check: Who would verify its pages.
         retention: Whether its pages are promised and expire, only expire, or neither.
         check_note: Why the core adds a trailer although the backend declares
             that it verifies pages, or "".
@@ -256,14 +254,8 @@ def evaluate_backend(
 ) -> RouteOption:
     """Return what a backend says to a pool, with the best way to move it.
 
-    Args:
-        pool: The pool.
-        shard: The slice of the model that this process owns.
-        manifest: What the backend declares.
-        needs: What the deployment asks of every backend.
-        judge: The backend's own verdict.
-        oracle: Whether the backend's distribution brings an oracle. Without
-            one NATIVE integrity counts as NO, and the core adds trailers.
+    Without an oracle in the backend's distribution, NATIVE integrity counts as NO, and
+    the core adds trailers.
     """
     case = _Evaluation(pool, shard, manifest, needs, judge, oracle)
     store = case.verdict(Capability.STORE)

@@ -28,9 +28,7 @@ class Blame:
     """Knows a plugin's files and which of its hooks was called last.
 
     Args:
-        backend: The backend under test.
         root: The package of the plugin, or its one file.
-        last: The hook that was called last.
         store: What the plugin returned for the last pool.
     """
 

@@ -161,10 +161,8 @@ def samples(
 ) -> Chooser:
     """Run for a sample pool of each declared kind.
 
-    Args:
-        layouts: Also once for each further layout that is declared.
-        policies: Also once for each further hit policy.
-        shardings: Also once for each further sharding.
+    Also once for each further layout, hit policy or sharding that is declared, where
+    that is asked for.
     """
 
     def choose(manifest: Manifest) -> Iterable[Case]:
@@ -201,10 +199,7 @@ def _sample_case(manifest: Manifest, kind: PoolKind, words: tuple[str, ...]) -> 
 def plain_sample(manifest: Manifest, kind: PoolKind, **words: Any) -> Sample:  # noqa: ANN401 - as `Sample` takes them
     """Return a sample pool of a kind in words that are declared for it.
 
-    Args:
-        manifest: What is declared.
-        kind: Which kind of pool.
-        words: What the test is about; the manifest's first words for the rest.
+    `words` are what the test is about; the manifest's first words serve for the rest.
     """
     usual = Sample(kind=kind)
     plain = {

@@ -87,8 +87,6 @@ class Word:
     """A claim, or a fault of the store, and what the tests of a run say about it.
 
     Args:
-        claim: The claim.
-        proof: How it ended.
         reasons: Why its tests were skipped, each reason once.
     """
 
@@ -135,10 +133,7 @@ def judged(
 ) -> tuple[Word, ...]:
     """Return what became of each claim.
 
-    Args:
-        claims: What is declared, and faults of the store.
-        proofs: Test name to the capability that the test tries.
-        ended: How the tests of a run ended. A failed one did try.
+    A failed test did try.
     """
     tests = [test for test in ended if test.name in proofs]
     found = []

@@ -163,13 +163,10 @@ class Setup:
     def put(
         self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
     ) -> OutcomeArray:
-        """Store the content of page hashes.
+        """Store the content of page hashes; return outcomes, uint8 (pages, objects).
 
         Asserts that the engine's memory is only read, then overwrites it: a
         plugin that still needs it afterwards stores wrong bytes.
-
-        Returns:
-            uint8 (pages, objects), outcomes.
         """
         places = self.places(len(hashes))
         self.memory.blank(*self.own)
@@ -189,13 +186,10 @@ class Setup:
     def get(
         self, hashes: Sequence[str], *, seed: int = 0, deadline_s: float | None = None
     ) -> OutcomeArray:
-        """Load pages into blank memory.
+        """Load pages into blank memory; return outcomes, uint8 (pages, objects).
 
         Asserts that every object that is OK has its own bytes in its own
         place, and that no memory other than these pages was written.
-
-        Returns:
-            uint8 (pages, objects), outcomes.
         """
         places = self.places(len(hashes))
         self.memory.blank(*self.own)
@@ -233,14 +227,19 @@ class Setup:
             f"get of {len(hashes)} stored pages was answered {spelled(outcomes)}"
         )
 
-    def loaded_soon(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+    def kept(self, hashes: Sequence[str], *, seed: int = 0) -> None:
+        """Store pages and load them."""
+        self.stored(hashes, seed=seed)
+        self.loaded(hashes, seed=seed)
+
+    def loaded_soon(self, hashes: Sequence[str]) -> None:
         """Load pages that another handle stored; it may take a moment."""
         found = self.exists_soon(hashes)
         assert found.all(), (
             f"{(~found).sum()} of {len(hashes)} pages that another handle stored are "
             f"not found after {self.scale.seconds(SOON_S):.0f} s"
         )
-        self.loaded(hashes, seed=seed)
+        self.loaded(hashes)
 
     def exists_soon(self, hashes: Sequence[str]) -> BoolArray:
         """Ask until every page is there, for a moment at most."""
@@ -364,12 +363,7 @@ class Harness:
     ) -> tuple[Setup, ...]:
         """Attach pools of one engine process, with one client for all.
 
-        Args:
-            pools: What to attach.
-            shard: Which rank to be.
-            model: Which namespace to be in.
-            pages: Pages of memory for each pool.
-            like: Take the namespace of this one instead.
+        The namespace is that of `like`, if given.
 
         Raises:
             AssertionError: If a pool finds no route that the manifest allows.
@@ -472,6 +466,10 @@ class Harness:
             pytest.skip(case.skip)
         found: Sample = case.value
         return found
+
+    def any_pool(self, **words: Any) -> PoolSpec:  # noqa: ANN401 - as `Sample` takes them
+        """Return a pool of that kind, in further words."""
+        return self.sample(self.any_sample().kind, **words).pool()
 
     def plain(self, model: str = "model-a") -> Setup:
         """Attach such a pool."""

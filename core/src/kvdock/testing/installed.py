@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def asked() -> Mapping[str, Any]:
-    """Return what to check.
-
-    Raises:
-        KvdockError: If no check was requested.
-    """
+    """Return what to check."""
     if VARIABLE not in os.environ:
         raise KvdockError(
             "no backend to check is named", fix="Use `kvdock check NAME`."

@@ -61,10 +61,6 @@ def _uninstalled(value: str, plugin: Any) -> Candidate:  # noqa: ANN401 - anythi
 def oracle_of(backend: Backend, settings: Mapping[str, object]) -> Oracle | None:
     """Return the oracle that a backend's distribution brings, if it does.
 
-    Args:
-        backend: The backend.
-        settings: The settings of the store to look into.
-
     Raises:
         PluginError: If it cannot be loaded.
         SettingsError: If a setting is wrong.

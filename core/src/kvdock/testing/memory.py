@@ -110,14 +110,7 @@ class PageMemory:
     def of(
         cls, pool: PoolSpec, shard: Shard, pages: int, bring: Bring = plain
     ) -> PageMemory:
-        """Make memory: a block for each part, or one where pages are objects.
-
-        Args:
-            pool: The pool as it was routed.
-            shard: Which rank to be.
-            pages: How many pages to hold.
-            bring: Where the blocks come from.
-        """
+        """Make memory: a block for each part, or one where pages are objects."""
         layers = len(pool.local_layers(shard))
         each = [layers * pool.part_bytes(part, shard) * pages for part in pool.parts]
         if pool.layout is Layout.PAGE_OBJECT and each:

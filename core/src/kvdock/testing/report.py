@@ -50,9 +50,7 @@ class CheckReport:
     """The result of a check of one backend.
 
     Args:
-        name: The backend.
         about: Facts that a reader needs: versions, settings.
-        record: What became of the tests.
         groups: Test name to the title of its group.
         claims: What its manifest declares.
         proofs: Test name to the capability that the test tries.

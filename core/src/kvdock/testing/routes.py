@@ -76,15 +76,8 @@ def route_pools(
 ) -> tuple[Route, ...]:
     """Ask the router for pools of an engine whose anchor lives elsewhere.
 
-    Optional pools show why they are rejected; nothing is raised for them.
-
-    Args:
-        backend: Who is to take them.
-        pools: What is to be taken.
-        shard: Which rank to be.
-        needs: What the deployment asks for.
-        settings: An instance of the plugin's settings class.
-        judged: Whether the plugin's own verdicts count, or its manifest alone.
+    Optional pools show why they are rejected; nothing is raised for them. Unless
+    `judged`, the manifest alone counts, without the plugin's own verdicts.
     """
     anchor = Manifest(
         name="kit_anchor",

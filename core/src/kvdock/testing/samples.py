@@ -160,11 +160,7 @@ def content(pool: PoolSpec, part: Part, page: str, seed: int = 0) -> Content:
 def local_content(
     pool: PoolSpec, part: Part, shard: Shard, page: str, seed: int = 0
 ) -> Content:
-    """Return what one part of a page holds on one rank.
-
-    Returns:
-        uint8 (layers, entries, units, row bytes) of this shard.
-    """
+    """Return a part on one rank, uint8 (layers, entries, units, row bytes)."""
     whole = content(pool, part, page, seed)
     mine = pool.local_layers(shard)
     whole = whole[[pool.layers.index(layer) for layer in mine]]

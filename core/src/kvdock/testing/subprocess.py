@@ -51,8 +51,6 @@ class Progress:
 
     Args:
         planned: How many tests there are, or 0 if that is not known yet.
-        ended: How many have ended.
-        failed: How many of them failed.
         current: The test that runs, or "".
     """
 

@@ -81,14 +81,8 @@ def trial_engine(  # noqa: PLR0913 - what an engine is attached with
 ) -> Iterator[TrialEngine]:
     """Attach backends to an engine of one pool, and detach them.
 
-    Args:
-        dock: The backends.
-        pool: The pool, an anchor.
-        settings: Backend name to its settings.
-        core: Deadlines and bounds.
-        salt: Of its namespace.
-        tiers: Where its pages are kept, near first; none for the best backend.
-        settle_s: How long calls and copies may take to end after the block.
+    Without tiers its pages go to the best backend. Calls and copies may take `settle_s`
+    to end after the block.
     """
     needs = RouteRequirements(integrity=core.integrity)
     plan = dock.plan([pool], Shard(), tiers=tiers, needs=needs, settings=settings)

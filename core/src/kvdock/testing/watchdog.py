@@ -34,11 +34,6 @@ class Watchdog:
     def run(self, call: Callable[[], T], limit_s: float, what: str) -> T:
         """Return what a call returns, or raise what it raises.
 
-        Args:
-            call: What to do.
-            limit_s: How long to wait.
-            what: What to call it in the message.
-
         Raises:
             DidNotReturn: If it has not returned by then.
         """

@@ -47,10 +47,7 @@ class Worker:
     def start(cls, harness: Harness, *, hash_seed: int = 0) -> Worker:
         """Start a process with a harness like this one.
 
-        Args:
-            harness: Whose plugin and settings to use.
-            hash_seed: Python's hash seed of that process, to find keys that
-                depend on the order of a set.
+        `hash_seed` is Python's, to find keys that depend on the order of a set.
         """
         path = os.pathsep.join(filter(None, sys.path))
         link, theirs = Pipe()
@@ -81,12 +78,7 @@ class Worker:
             self.link.send_bytes(message)
 
     def answer(self) -> Any:  # noqa: ANN401 - whatever the command returns
-        """Wait for the next answer.
-
-        Raises:
-            WorkerDied: If there is none.
-            AssertionError: If an assertion failed in the other process.
-        """
+        """Wait for the next answer."""
         if not self.link.poll(self.patience_s):
             self.kill()
             raise WorkerDied(

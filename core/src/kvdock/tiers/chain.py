@@ -54,10 +54,8 @@ class Chain:
     """The tiers of one pool.
 
     Args:
-        pool: The pool, as copies need it.
         tiers: Its placements, near first; two at least.
         settings: What lookups and copies may cost.
-        copier: Makes the copies.
         writes: Whether this rank stores its pages.
         shared: By tier behind the nearest: loads that several calls share, None where
             each call loads for itself; empty for a pool without bytes.

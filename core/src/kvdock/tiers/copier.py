@@ -43,10 +43,7 @@ class CopiedPool:
     """What copies of one pool have in common.
 
     Args:
-        name: The pool's name.
-        anchor: Whether its pages define the prefix.
         required: Whether an anchor's page is worth nothing without its page.
-        page_bytes: Bytes of a page.
         chunks: The memory that pages pass through, a chunk for each thread.
     """
 
@@ -62,15 +59,10 @@ class Copy:
     """Pages that are to be copied.
 
     Args:
-        pool: Whose pages.
-        source: The tier that has them.
-        target: The tier that is to have them.
-        hashes: Their page hashes.
         promoted: Whether they are copied nearer, since they were used.
         others: Further tiers, for pages that the source has lost meanwhile.
         keep_until: Until when they are promised there, seconds since 1970; 0 for no
             promise.
-        tenant: Number of the tenant that they are stored for.
     """
 
     pool: CopiedPool
@@ -89,12 +81,7 @@ class Copy:
 
 
 class Copier:
-    """The copies of an attachment.
-
-    Args:
-        core: The bounds, and the deadlines of each call.
-        notify: Takes an event for observers.
-    """
+    """The copies of an attachment."""
 
     def __init__(
         self, core: CoreSettings, notify: Callable[[PagesCopied], None]
@@ -145,9 +132,6 @@ class Copier:
 
         Drops the copies that wait and those that are asked for meanwhile, and waits
         for those under way.
-
-        Args:
-            deadline_s: Until when to wait for those.
         """
         if self._guard.forked:
             yield
@@ -175,14 +159,9 @@ class Copier:
             )
 
     def close(self, drain_until_s: float, deadline_s: float) -> bool:
-        """Make the copies that wait, drop those that are too late, and end.
+        """Make the copies that wait, drop late ones; return whether all threads ended.
 
-        Args:
-            drain_until_s: Until when copies are made.
-            deadline_s: Until when to wait for the one that is under way.
-
-        Returns:
-            Whether all threads have ended.
+        Copies are made until `drain_until_s`; the one under way has until `deadline_s`.
         """
         if self._guard.forked:
             return True

@@ -37,11 +37,7 @@ class _Load:
 
 
 class SharedLoads:
-    """The loads from one tier that are under way, of one pool.
-
-    Args:
-        chunks: Where pages are loaded to.
-    """
+    """The loads from one tier that are under way, of one pool."""
 
     def __init__(self, chunks: RowChunks) -> None:
         self._chunks = chunks

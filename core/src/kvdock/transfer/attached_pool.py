@@ -48,10 +48,7 @@ class AttachedPool:
     """One pool of an attachment, with all that its batches need.
 
     Args:
-        pool: The pool as it was routed.
-        region: The engine's memory.
         leases: Pages under a storage call.
-        writes: Whether this rank stores its pages.
         placements: Where its pages are stored, near first; at least one.
         chain: What moves pages over several placements; None for one.
         landing: Registered memory where pages of peers may arrive before they are

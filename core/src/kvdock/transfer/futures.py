@@ -71,8 +71,6 @@ class TransferFuture(DeadlineFuture):
     """A read or a write of pages of one pool.
 
     Args:
-        operation: GET or PUT.
-        pool: The pool's name.
         pages: int64 (n,), page indices, `NO_PAGE` among them.
         held: int64 (m,), those in memory.
         deadline_s: On `time.monotonic()`'s clock.

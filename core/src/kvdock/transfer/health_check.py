@@ -37,9 +37,6 @@ class HealthCheck:
     """The test page of one pool.
 
     Args:
-        pool: The pool's name.
-        channel: Calls its backend.
-        handle: What the backend returned for it.
         keys: The keys of the page's objects, of no page of an engine.
         stored: The page as it is stored, or None for a pool without bytes.
         loaded: Where it is loaded to, or None for such a pool.
@@ -62,11 +59,7 @@ class HealthCheck:
     ) -> HealthCheck:
         """Make a test page in the two buffers of `staging`.
 
-        Args:
-            channel: Calls its backend.
-            handle: What the backend returned for it.
-            keys: Pool, namespace and suffixes.
-            staging: Two buffers of one page, or None for a pool without bytes.
+        `keys` are pool, namespace and suffixes. A pool without bytes has no staging.
         """
         pool, namespace, suffixes = keys
         # Each process has its own test page, so that no other one deletes it.

@@ -315,10 +315,6 @@ class TrailerBuffers:
     ) -> TrailerBuffers:
         """Add trailers to the objects of a region.
 
-        Args:
-            region: An engine's memory.
-            lend: Allocates memory for the trailers.
-
         Returns:
             Trailers whose `region` has one more piece for each object: the
             memory that the backend moves.

@@ -46,8 +46,6 @@ class BatchTransfer:
     """Pages of one batch: leased, with their keys and a deadline.
 
     Args:
-        operation: PUT or GET.
-        pool: The pool's name.
         keys: The n * objects keys, page-major.
         pages: int64 (n,), page indices in the engine's memory.
         deadline_s: Until when, on `time.monotonic()`'s clock.
@@ -93,13 +91,7 @@ class BatchTransfer:
         trailers: TrailerBuffers | None = None,
         pages: Int64Array | None = None,
     ) -> None:
-        """Note what was promised, or when loaded objects expire.
-
-        Args:
-            result: The backend's answer.
-            trailers: Those of the objects, if they have some.
-            pages: Where these lie.
-        """
+        """Note what was promised, or when loaded objects expire."""
         if self.times is None:
             return
         expire_at = result.expire_at
@@ -108,11 +100,7 @@ class BatchTransfer:
         self.times.note(result.kept if self.timed else None, expire_at)
 
     def settling(self, release: Callable[[], None]) -> Callable[[], None] | None:
-        """Return what ends an abandoned batch of a background task, if it may end.
-
-        Args:
-            release: Ends the batch's claim on memory that it may not touch any more.
-        """
+        """Return what ends an abandoned batch of a background task, if it may end."""
         record = self.record
         if record is None:
             return None
@@ -447,8 +435,6 @@ class StagedLoads:
     A load that is abandoned keeps its buffer, a store keeps its pages' lease.
 
     Args:
-        loads: Moves what is loaded.
-        stores: Moves what is stored.
         region: The engine's memory, and the staging memory with its blocks.
     """
 

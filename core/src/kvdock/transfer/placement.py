@@ -53,8 +53,6 @@ class Placement:
 
     Args:
         pool: The pool, in objects of the unit that was chosen for this backend.
-        channel: Calls the backend; has its deadlines and its breakers.
-        handle: What the backend returned for the pool.
         namespace: The digest that begins every key.
         suffixes: How the keys of a page's objects end.
         region: The engine's memory, cut into these objects.

@@ -36,9 +36,7 @@ class PoolRows:
     """Rows for the pages of one pool.
 
     Args:
-        core: How many there are.
         memory: Of all rows; None for a pool without bytes.
-        page_bytes: Bytes of a page.
         chunk_rows: Rows that one copy or one load uses at a time.
     """
 
@@ -49,13 +47,7 @@ class PoolRows:
 
     @classmethod
     def of(cls, region: Region, core: CoreSettings, lend: Allocator) -> PoolRows:
-        """Take memory for the rows of a pool.
-
-        Args:
-            region: The engine's memory of the pool.
-            core: The bounds.
-            lend: Allocates within the host's budget; the rows are the core's own.
-        """
+        """Take memory for the rows of a pool."""
         page_bytes = region.page_bytes
         most = core.tiers.batch_bytes // max(1, page_bytes)
         chunk_rows = max(1, min(most, core.calls.batch_pages, region.pages))
@@ -77,15 +69,7 @@ class PoolRows:
         batch_pages: int,
         lend: Allocator,
     ) -> tuple[Region, Transfer]:
-        """Return the rows as one backend cuts them, and how it moves them.
-
-        Args:
-            pool: The pool, in objects of the backend's unit.
-            shard: The slice that this process holds.
-            option: The backend's route.
-            batch_pages: Most pages of a batch.
-            lend: Allocates memory that the backend reaches.
-        """
+        """Return the rows as one backend cuts them, and how it moves them."""
         if self.memory is None:
             region = Region.of(pool, shard, [], self.count)
             return region, MarkerTransfer(region)

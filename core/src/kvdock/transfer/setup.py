@@ -71,9 +71,6 @@ class AttachedBackends:
 
     Args:
         namespace: The digest that begins every key.
-        record: What the digest covers.
-        channels: Backend name to its channel.
-        pools: Pool name to the attached pool, anchor first.
         budget: Host memory that there was when attaching began.
         taken: Pool name and bytes of each piece of memory that the core took.
         page_events: What the engine reports of its pages to others, if it does.

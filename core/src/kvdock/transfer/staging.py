@@ -56,13 +56,11 @@ class StagingBuffers:
     """Staging buffers for the pages of one pool.
 
     Args:
-        source: The engine's region, with the objects of a page.
         count: How many batches may be under way, late ones included.
         pages: Rows of a buffer.
         trailers: Whether each object is followed by a trailer.
         pieces: Whether a row is described in the same pieces as a page, so
             that a probe moves its bytes like a page.
-        lend: Allocates the memory.
     """
 
     def __init__(

@@ -268,13 +268,7 @@ class FaultInjector:
 
 
 class _FaultyStore(StoreWrapper):
-    """A store with faults.
-
-    Args:
-        inner: The store itself.
-        injector: Does the harm.
-        rank: The TP rank of this process.
-    """
+    """A store with faults."""
 
     def __init__(self, inner: PoolStore, injector: FaultInjector, rank: int) -> None:
         super().__init__(inner)

@@ -308,11 +308,7 @@ class KeyRing:
 
 
 def _read(path: Path) -> list[_Entry]:
-    """Read a key file.
-
-    Raises:
-        KvdockError: If it is not one.
-    """
+    """Read a key file."""
     try:
         found = json.loads(path.read_bytes())
         known = found["version"] == _VERSION

@@ -144,8 +144,6 @@ class _Buffers:
     """Memory that sealed objects pass through, in slots of one size.
 
     Args:
-        region: The memory that plain objects are moved from and to.
-        settings: How much of it there is.
         allocate: Returns memory that the backend reaches; None where any will do.
     """
 
@@ -209,12 +207,7 @@ class SealedStore(StoreWrapper):
     """A store whose objects are sealed.
 
     Args:
-        inner: The store around which this one is put.
-        buffers: The memory that it was opened for.
-        ring: All keys.
         tenants: Number of a batch's tenant to its name.
-        namespace: The namespace that begins their keys.
-        pool: The pool's name.
     """
 
     def __init__(

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - LMCache's own objects
 """The adapter that LMCache loads: its second level on the backends of kvdock.
 
 LMCache submits tasks and is told by a file descriptor when one has ended. Each kind of
@@ -62,11 +63,7 @@ class KvdockL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]  # LMCac
 
     @classmethod
     def from_dict(cls, d: Mapping[str, object]) -> KvdockL2AdapterConfig:
-        """Read LMCache's mapping.
-
-        Raises:
-            SettingsError: If a setting is missing, wrong or unknown.
-        """
+        """Read LMCache's mapping."""
         return cls(collect(d))
 
     @classmethod
@@ -92,7 +89,6 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
     """LMCache's second level on the backends that the settings name.
 
     Args:
-        config: The settings.
         l1_memory_desc: The memory of the first level, which objects lie in.
 
     Raises:
@@ -162,7 +158,7 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
         find = partial(self._find, keys, group_layout_descs)
         return self._submit(self._lookup, find, nothing)
 
-    def query_lookup_and_lock_result(self, task_id: int) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
         """Return which objects are there, once; None before the lookup has ended."""
         with self._lock:
             return self._lookup.results.pop(task_id, None)
@@ -175,12 +171,12 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
         nothing = Bitmap(len(keys))
         return self._submit(self._load, partial(self._get, keys, objects), nothing)
 
-    def query_load_result(self, task_id: int) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+    def query_load_result(self, task_id: int) -> Any:
         """Return which objects are loaded, once; None before the load has ended."""
         with self._lock:
             return self._load.results.pop(task_id, None)
 
-    def get_memory_tags(self) -> Any:  # noqa: ANN401 - LMCache's MemoryTags, from 0.5.7 on
+    def get_memory_tags(self) -> Any:
         """Return whether other hosts share what is stored."""
         reach = max(
             self._dock.backends[name].manifest.sharing for name in self._given.used
@@ -245,7 +241,7 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
         kind.threads.submit(run)
         return number
 
-    def _put(self, keys: list[Any], objects: list[Any]) -> Any:  # noqa: ANN401 - LMCache's L2StoreResult
+    def _put(self, keys: list[Any], objects: list[Any]) -> Any:
         """Store what is not there, and tell LMCache's listeners of that alone."""
         stored, moved = 0, 0
         for form, pool, at, hashes in self._grouped(keys, self._forms(keys, objects)):
@@ -259,7 +255,7 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
                 self._notify_keys_stored(good, [form.nbytes] * len(good))
         return L2StoreResult(stored == len(keys), moved)
 
-    def _get(self, keys: list[Any], objects: list[Any]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+    def _get(self, keys: list[Any], objects: list[Any]) -> Any:
         found = Bitmap(len(keys))
         for _, pool, at, hashes in self._grouped(keys, self._forms(keys, objects)):
             pages = [self._arena.page(objects[one]) for one in at]
@@ -270,7 +266,7 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
             self._notify_keys_accessed(loaded)
         return found
 
-    def _find(self, keys: list[Any], layouts: Mapping[int, Any]) -> Any:  # noqa: ANN401 - LMCache's Bitmap
+    def _find(self, keys: list[Any], layouts: Mapping[int, Any]) -> Any:
         found = Bitmap(len(keys))
         forms = [
             self._last.get((key.model_name, key.object_group_id))

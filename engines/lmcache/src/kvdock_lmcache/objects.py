@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - LMCache's own objects
 """LMCache's objects as pages: what they are, where they lie, what they are called.
 
 An object is one chunk of one object group of one rank. All objects of one model with
@@ -35,14 +36,7 @@ LEAST_STRIDE = 64
 
 @attrs.frozen
 class Form:
-    """What LMCache knows of the objects of a pool.
-
-    Args:
-        model: The model's name.
-        shapes: Shape of each tensor of an object.
-        dtypes: Its type.
-        nbytes: Bytes of an object.
-    """
+    """What LMCache knows of the objects of a pool."""
 
     model: str
     shapes: tuple[tuple[int, ...], ...]
@@ -50,7 +44,7 @@ class Form:
     nbytes: int
 
     @classmethod
-    def of_object(cls, key: Any, memory: Any) -> Form:  # noqa: ANN401 - LMCache's ObjectKey and MemoryObj
+    def of_object(cls, key: Any, memory: Any) -> Form:
         """Return the form of an object in memory."""
         meta = memory.metadata
         shapes, dtypes = meta.shapes or [meta.shape], meta.dtypes or [meta.dtype]
@@ -58,7 +52,7 @@ class Form:
         return cls(key.model_name, _plain(shapes), tuple(map(str, dtypes)), nbytes)
 
     @classmethod
-    def of_layout(cls, key: Any, layout: Any) -> Form | None:  # noqa: ANN401 - LMCache's MemoryLayoutDesc
+    def of_layout(cls, key: Any, layout: Any) -> Form | None:
         """Return the form that a lookup expects; None if LMCache does not say."""
         if layout is None or not layout.shapes:
             return None
@@ -104,8 +98,6 @@ class Arena:
     """The memory of LMCache's first level.
 
     Args:
-        address: Where it begins.
-        nbytes: Its size.
         stride: Bytes from a page to the next; objects begin at its multiples.
     """
 
@@ -114,12 +106,8 @@ class Arena:
     stride: int
 
     @classmethod
-    def of(cls, described: Any) -> Arena:  # noqa: ANN401 - LMCache's L1MemoryDesc
-        """Read LMCache's description.
-
-        Raises:
-            AttachError: If there is none.
-        """
+    def of(cls, described: Any) -> Arena:
+        """Read LMCache's description."""
         if described is None:
             raise AttachError(
                 "LMCache's first level has no memory on the host",
@@ -129,18 +117,14 @@ class Arena:
         return cls(int(described.ptr), int(described.size), stride)
 
     def region(self, form: Form) -> Region:
-        """Return this memory as overlapping pages of one size.
-
-        Raises:
-            RegionError: If no object fits.
-        """
+        """Return this memory as overlapping pages of one size."""
         pages = (self.nbytes - form.nbytes) // self.stride + 1
         block = Block(self.address, self.nbytes)
         rows = RowLayout(row_bytes=form.nbytes, pieces=((0, form.nbytes),))
         one = Region.of_rows(form.pool, Shard(), block, 1, rows)
         return attrs.evolve(one, pages=pages, strides=np.array([[self.stride]]))
 
-    def page(self, memory: Any) -> int:  # noqa: ANN401 - LMCache's MemoryObj
+    def page(self, memory: Any) -> int:
         """Return the page where an object lies; -1 if it lies elsewhere."""
         start = int(memory.data_ptr) - self.address
         inside = 0 <= start <= self.nbytes - int(memory.get_size())
@@ -151,7 +135,7 @@ def _plain(shapes: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, shape)) for shape in shapes)
 
 
-def page_hash(key: Any) -> str:  # noqa: ANN401 - LMCache's ObjectKey
+def page_hash(key: Any) -> str:
     """Return the name of an object among those of its form, in hex."""
     parts = (key.chunk_hash, key.kv_rank, key.object_group_id, key.cache_salt)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

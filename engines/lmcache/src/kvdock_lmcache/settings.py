@@ -55,11 +55,7 @@ Configuration = EngineConfiguration[AdapterSettings]
 
 
 def collect(given: Mapping[str, object]) -> Configuration:
-    """Read LMCache's mapping, the environment and kvdock's own file.
-
-    Raises:
-        SettingsError: If a setting is missing, wrong or unknown.
-    """
+    """Read LMCache's mapping, the environment and kvdock's own file."""
     if isinstance(given.get("plugin"), str):
         given = {**given, "plugin": [given["plugin"]]}
     own, rest = split_settings(AdapterSettings, given, where=WHERE)

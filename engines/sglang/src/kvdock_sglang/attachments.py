@@ -46,7 +46,6 @@ class AttachedHostPool:
     """One pool's way to its store.
 
     Args:
-        pool: The host pool.
         attachment: Where it is attached; None for a draft that no plugin takes.
     """
 
@@ -90,13 +89,7 @@ class AttachedHostPool:
 
 @attrs.define(eq=False)
 class Attachments:
-    """Lanes of all pools of one engine process.
-
-    Args:
-        dock: The loaded plugins.
-        given: The settings.
-        ranks: The ranks of this process.
-    """
+    """Lanes of all pools of one engine process."""
 
     dock: Dock
     given: Configuration
@@ -134,9 +127,7 @@ class Attachments:
     def attach(self, pools: Sequence[HostPool], namespace: Namespace) -> Plan:
         """Attach the pools that the engine starts with.
 
-        Args:
-            pools: The first burst of pools, the anchor among them.
-            namespace: What they belong to.
+        `pools` are the first burst, the anchor among them.
 
         Raises:
             NoRoute: If no plugin takes a pool that the model requires;
@@ -227,11 +218,7 @@ class Attachments:
             log.info("%s", "; ".join(map(str, limits)))
 
     def routes(self, specs: Sequence[PoolSpec]) -> Plan:
-        """Choose a backend for every pool.
-
-        Raises:
-            NoRoute: If no plugin takes a pool that the model requires.
-        """
+        """Choose a backend for every pool."""
         own = self.given.own
         names = {spec.name for spec in specs}
         sharing = self._sharing(specs)
@@ -286,12 +273,10 @@ class Attachments:
     ) -> None:
         """Notify observers of what one call of the engine restored of a prefix.
 
-        The engine loads the target first and what goes with it in calls of
-        their own, so each call reports its own part of the prefix.
-
-        Args:
-            loaded: Pool name to which of its pages are loaded, in order.
-            windows: Pools of which only the end of the prefix was asked for.
+        The engine loads the target first and what goes with it in calls of their own,
+        so each call reports its own part of the prefix. `loaded` has for each pool
+        which of its pages are loaded, in order; of `windows` only the end of the prefix
+        was asked for.
         """
         attachments = self._attachments
         if not attachments:

@@ -196,10 +196,7 @@ def _examined(
 ) -> Iterator[Finding]:
     """Look at a configuration, and at the backends that it chooses.
 
-    Args:
-        extra: The configuration.
-        model: The description of a model and the name of its draft, or "" each.
-        flags: Of SGLang's command line.
+    `model` is the description of a model and the name of its draft, or "" each.
     """
     for what, hint in engine_problems(extra):
         yield Finding(ok=False, what=what, hint=hint)
@@ -219,11 +216,7 @@ def _examined(
 def _of_model(
     dock: Dock, given: Configuration, model: tuple[str, str], flags: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Look at what depends on the model.
-
-    Raises:
-        KvdockError: As the storage class does, where the engine does not start.
-    """
+    """Look at what depends on the model."""
     name, draft = model
     tp = _number(flags, "--tp-size") or _number(flags, "--tp") or 1
     hosts = _number(flags, "--nnodes") or 1

@@ -40,8 +40,6 @@ class Used:
     """Names of one object of SGLang that this package relies on.
 
     Args:
-        path: Dotted path of a function, method or class.
-        parameters: Parameters that it must have.
         members: Fields, methods or enum members that a class must have.
         reads: Names that the code of a function must refer to: a patch that
             hides or replaces one of them would otherwise change nothing.

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - SGLang's own objects, and arguments that are passed on
 """Patches of SGLang where it decides by a storage backend's name.
 
 SGLang grants some things to backends that it knows by name, which a `dynamic`
@@ -44,8 +45,6 @@ class Patch:
 
     Args:
         target: Dotted path of the function that asks.
-        hook: What is put around it.
-        lost: What does not work without the hook.
         uses: What the hook relies on. Hooks that only work together have the
             same entries, so that either all or none of them are in place.
     """
@@ -79,7 +78,7 @@ def chosen(extra_config: object) -> dict[str, Any] | None:
     return given if ours else None
 
 
-def parsed(extra_config: object) -> Any:  # noqa: ANN401 - whatever an operator wrote
+def parsed(extra_config: object) -> Any:
     """Read a configuration as SGLang does: JSON, or @file in its formats.
 
     Raises:
@@ -95,7 +94,7 @@ def parsed(extra_config: object) -> Any:  # noqa: ANN401 - whatever an operator 
     return read(extra_config)[0]
 
 
-def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) -> Any:  # noqa: ANN401 - SGLang's objects
+def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) -> Any:
     """Let every rank write the objects that only it holds.
 
     With a replicated target, SGLang lets ranks above 0 write a draft model's
@@ -107,11 +106,7 @@ def should_backup(original: Callable[..., Any], controller: Any, transfer: Any) 
     return storage.writes(transfer.name)
 
 
-def note_write(
-    original: Callable[..., Any],
-    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
-    node_id: Any,  # noqa: ANN401 - SGLang's NodeId
-) -> Any:  # noqa: ANN401 - passed on
+def note_write(original: Callable[..., Any], cache: Any, node_id: Any) -> Any:
     """Note whose write it is, and what routers are told once the node is stored."""
     storage = kvdock_storage(_backend_of(cache))
     if storage is not None:
@@ -119,7 +114,7 @@ def note_write(
     return operation.note_write(original, cache, node_id)
 
 
-def take_events(original: Callable[..., Any], cache: Any) -> Any:  # noqa: ANN401 - SGLang's
+def take_events(original: Callable[..., Any], cache: Any) -> Any:
     """Add what storage has, and has no longer, to the events for routers."""
     taken = original(cache)
     storage = kvdock_storage(_backend_of(cache))
@@ -132,13 +127,13 @@ _SKIPPED = {"declined_too_short": "too_short", "declined_rate_limited": "rate_li
 
 def note_skipped(
     original: Callable[..., Any],
-    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
-    request: Any,  # noqa: ANN401 - SGLang's CacheRequestHandle
-    last_host_node_id: Any,  # noqa: ANN401 - passed on
-    new_input_tokens: Any,  # noqa: ANN401 - a list of token ids
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    cache: Any,
+    request: Any,
+    last_host_node_id: Any,
+    new_input_tokens: Any,
+    *args: Any,
+    **options: Any,
+) -> Any:
     """Tell observers why SGLang asked storage nothing for a request."""
     counters = cache._prefetch_outcome_stats  # noqa: SLF001 - SGLang's
     before = {name: counters[name] for name in _SKIPPED}
@@ -156,12 +151,8 @@ def note_skipped(
 
 
 def note_arrival(
-    original: Callable[..., Any],
-    scheduler: Any,  # noqa: ANN401 - SGLang's Scheduler
-    req: Any,  # noqa: ANN401 - SGLang's Req
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **options: Any
+) -> Any:
     """Follow the hints of a request, once SGLang has looked for its prefix."""
     answer = original(scheduler, req, *args, **options)
     cache = scheduler.tree_cache
@@ -172,13 +163,8 @@ def note_arrival(
 
 
 def note_insert(
-    original: Callable[..., Any],
-    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
-    req: Any,  # noqa: ANN401 - SGLang's Req
-    *,
-    up_to: int,
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    original: Callable[..., Any], cache: Any, req: Any, *, up_to: int, **options: Any
+) -> Any:
     """Work out the pages of a request with hints before SGLang stores them."""
     storage = kvdock_storage(_backend_of(cache)) if req.kv_hints is not None else None
     if storage is not None:
@@ -186,12 +172,12 @@ def note_insert(
     return original(cache, req, up_to=up_to, **options)
 
 
-def _backend_of(cache: Any) -> object:  # noqa: ANN401 - SGLang's caches
+def _backend_of(cache: Any) -> object:
     controller = getattr(cache, "cache_controller", None)
     return getattr(controller, "storage_backend", None)
 
 
-def query_hits(original: Callable[..., Any], controller: Any, found: Any) -> Any:  # noqa: ANN401 - SGLang's
+def query_hits(original: Callable[..., Any], controller: Any, found: Any) -> Any:
     """Look a prefix up, and leave out what does not pay."""
     hashes, tokens = operation.run_operation(original, controller, found)
     storage = kvdock_storage(controller.storage_backend)
@@ -201,7 +187,7 @@ def query_hits(original: Callable[..., Any], controller: Any, found: Any) -> Any
     return hashes, tokens
 
 
-def transfer_pages(original: Callable[..., Any], controller: Any, found: Any) -> Any:  # noqa: ANN401 - SGLang's
+def transfer_pages(original: Callable[..., Any], controller: Any, found: Any) -> Any:
     """Load a prefix until computing would have been faster."""
     storage = kvdock_storage(controller.storage_backend)
     try:
@@ -213,12 +199,8 @@ def transfer_pages(original: Callable[..., Any], controller: Any, found: Any) ->
 
 
 def learn_step(
-    original: Callable[..., Any],
-    scheduler: Any,  # noqa: ANN401 - SGLang's Scheduler
-    batch: Any,  # noqa: ANN401 - SGLang's ScheduleBatch
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **options: Any
+) -> Any:
     """Learn what computing takes from each step."""
     answer = original(scheduler, batch, *args, **options)
     storage = kvdock_storage(_backend_of(scheduler.tree_cache))
@@ -228,11 +210,8 @@ def learn_step(
 
 
 def attach_with_dcp(
-    original: Callable[..., Any],
-    controller: Any,  # noqa: ANN401 - SGLang's object
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    original: Callable[..., Any], controller: Any, *args: Any, **options: Any
+) -> Any:
     """Attach under decode context parallelism, which names two backends.
 
     What SGLang checks besides the name is checked by the table of pools. The
@@ -255,11 +234,8 @@ def attach_with_dcp(
 
 
 def storage_config_with_dcp(
-    original: Callable[..., Any],
-    controller: Any,  # noqa: ANN401 - SGLang's object
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    original: Callable[..., Any], controller: Any, *args: Any, **options: Any
+) -> Any:
     """Pass the backend the width that `attach_with_dcp` hid from the gate."""
     from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - the engine
 
@@ -272,12 +248,12 @@ def storage_config_with_dcp(
 
 def attach_another(
     original: Callable[..., Any],
-    attachment: Any,  # noqa: ANN401 - SGLang's object
+    attachment: Any,
     storage_backend: str,
     storage_backend_extra_config_json: str | None = None,
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    *args: Any,
+    **options: Any,
+) -> Any:
     """Reject another plugin while one is attached, and clean up after a rejected one.
 
     All dynamic backends have one name, so SGLang takes another plugin, another
@@ -308,7 +284,7 @@ def attach_another(
     return ok, why
 
 
-def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # noqa: ANN401 - SGLang's object
+def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:
     """Return how a configuration differs from the one that is attached, or ""."""
     attached = f"kvdock stores through {', '.join(current.given.used)} already"
     try:
@@ -326,7 +302,7 @@ def _other_than(current: KvdockStorage, attachment: Any, asked: str) -> str:  # 
     return f"{attached}, with another {', '.join(found)}." if found else ""
 
 
-def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:  # noqa: ANN401 - SGLang's object
+def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:
     """Name the settings that SGLang takes for itself and would not change."""
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa: PLC0415 - the engine
         HybridCacheController,
@@ -353,7 +329,7 @@ def _other_prefetch(attachment: Any, asked: str) -> tuple[str, ...]:  # noqa: AN
     return tuple(name for name, (now, then) in in_force.items() if now != then)
 
 
-def stop_at_once(original: Callable[..., Any], controller: Any) -> Any:  # noqa: ANN401 - SGLang's objects
+def stop_at_once(original: Callable[..., Any], controller: Any) -> Any:
     """End queued operations with misses while the storage threads stop.
 
     SGLang works off all queued lookups before its threads stop, waits 10 s for
@@ -367,7 +343,7 @@ def stop_at_once(original: Callable[..., Any], controller: Any) -> Any:  # noqa:
         return original(controller)
 
 
-def page_layout(original: Callable[..., Any], server_args: Any) -> Any:  # noqa: ANN401 - SGLang's object
+def page_layout(original: Callable[..., Any], server_args: Any) -> Any:
     """Keep a page together where a plugin takes one piece of memory a key.
 
     SGLang rewrites its layer-first layout for two backends by name. Here the
@@ -520,7 +496,6 @@ class SkippedPatch:
     """A patch that is left out of this SGLang.
 
     Args:
-        closed: The patch.
         missing: What it relies on and this SGLang lacks.
     """
 

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - SGLang's own objects
 """Hints of SGLang's requests, which SGLang carries to the request and no further.
 
 A storage call belongs to a node of the prefix tree, and a hint to a request. So the
@@ -45,27 +46,13 @@ class RequestPages:
     """The pages that requests with hints have, or will have.
 
     Noted on the scheduler's thread, and looked up on those of the writes.
-
-    Args:
-        hints: Reads and applies hints.
     """
 
     hints: Hints
     _awaited: dict[str, tuple[float, Retention]] = attrs.field(factory=dict, init=False)
 
-    def begin(
-        self,
-        cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
-        req: Any,  # noqa: ANN401 - SGLang's Req
-        pools: Sequence[AttachedPool],
-    ) -> None:
-        """Read the hints of a request that has arrived, once.
-
-        Args:
-            cache: SGLang's tree.
-            req: The request, whose tokens are known.
-            pools: The attached pools.
-        """
+    def begin(self, cache: Any, req: Any, pools: Sequence[AttachedPool]) -> None:
+        """Read the hints of a request that has arrived, once."""
         if req.kv_hints is None or hasattr(req, _MARK):
             return
         hints = self.hints.read(str(req.rid), req.kv_hints)
@@ -78,7 +65,7 @@ class RequestPages:
         pages = [PagesOfPool(one, hashes, ends) for one in pools]
         self.hints.apply(hints, pages, pools, hashes_of)
 
-    def inserted(self, cache: Any, req: Any, up_to: int) -> None:  # noqa: ANN401 - SGLang's
+    def inserted(self, cache: Any, req: Any, up_to: int) -> None:
         """Await the pages of a request that SGLang puts into its tree."""
         hints: RequestHints | None = getattr(req, _MARK, None)
         if hints is not None and hints.hints:
@@ -108,7 +95,7 @@ class RequestPages:
         return [times if until_s > now_s else _NOTHING for until_s, times in found]
 
 
-def page_hashes(cache: Any, req: Any, tokens: Sequence[int]) -> list[str]:  # noqa: ANN401 - SGLang's
+def page_hashes(cache: Any, req: Any, tokens: Sequence[int]) -> list[str]:
     """Return the hashes of a prompt's pages, with a request's salt and extra key."""
     from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: PLC0415 - the engine
     from sglang.srt.mem_cache.utils import (  # noqa: PLC0415 - same

@@ -31,7 +31,6 @@ class EngineContext:
     """The facts that all pools of an engine process share.
 
     Args:
-        shard: The slice of the model that this process owns.
         page_tokens: Tokens of one page, over all ranks.
         head_group: Heads per stored object, 0 for all heads of a rank.
         kv_heads: Heads of the target over all ranks, 0 where it is not known.
@@ -48,8 +47,6 @@ class HostPool:
     """One of the engine's host pools, described.
 
     Args:
-        spec: What a page of it is.
-        region: Where its pages lie.
         page_slots: Host slots of one page, as the engine counts them.
         page_order: Digest of the order of bytes in a page; see `page_order`.
         packed_draft_layers: Layers of a draft model at the end of each page.
@@ -96,11 +93,6 @@ def class_name_of(cls: type) -> str:
 
 def describe(name: str, pool: object, place: EngineContext) -> HostPool:
     """Describe one host pool.
-
-    Args:
-        name: The name under which the engine registers it.
-        pool: The engine's object.
-        place: What all pools of the process share.
 
     Raises:
         PoolError: If its class or its layout is not known, or it lacks what
@@ -254,13 +246,9 @@ class _Known:
     ) -> _Shape:
         """Describe a pool whose class names its facts as most do.
 
-        Args:
-            kind: What it holds.
-            parts: Of a token or a page.
-            sharding: What a rank has of it.
-            buffers: Attributes that are its memory.
-            pages: How many; None for what most classes call them.
-            drafts: Whether layers of a draft model may lie at the end of a page.
+        `buffers` are the attributes that are its memory. `pages` is None for what most
+        classes call them. With `drafts`, layers of a draft model may lie at the end of
+        a page.
         """
         pool = self.pool
         return _Shape(

@@ -64,13 +64,8 @@ def identity_arguments(
 ) -> dict[str, object]:
     """Return what counts of SGLang's resolved launch arguments, as plain data.
 
-    Args:
-        resolved: Every launch argument, with the value that is in effect.
-        adapters_known: Whether the content of adapters is in the page hashes of
-            their requests. Otherwise the arguments about them count.
-
-    Raises:
-        NamespaceError: If two processes would describe a value differently.
+    The arguments about adapters count unless their content is known to be in the page
+    hashes of their requests.
     """
     exempt = {one.field for one in EXEMPTIONS}
     if not adapters_known:

@@ -55,7 +55,6 @@ class Flags:
     """The storage flags of a command line.
 
     Args:
-        command: The command line, as it was given.
         given: Flag to value; a switch has the value "".
     """
 
@@ -124,11 +123,7 @@ class Flags:
 
 
 def configuration(text: str) -> dict[str, object]:
-    """Read an extra configuration, given as JSON or as @file.
-
-    Raises:
-        SettingsError: If it cannot be read.
-    """
+    """Read an extra configuration, given as JSON or as @file."""
     read: Callable[[str], Any] = json.loads
     kind, hint = "JSON", "Quote it with single quotes in a shell."
     if text.startswith("@"):
@@ -172,11 +167,7 @@ def _reader(path: Path) -> tuple[str, Callable[[str], Any]]:
 
 
 def from_words(settings: Mapping[str, object]) -> dict[str, object]:
-    """Build a configuration from pairs: `core.deadlines.get` is in two groups.
-
-    Raises:
-        SettingsError: If a group is given as something else.
-    """
+    """Build a configuration from pairs: `core.deadlines.get` is in two groups."""
     return nest_settings({name: _read(name, value) for name, value in settings.items()})
 
 

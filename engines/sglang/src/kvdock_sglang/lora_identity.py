@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - SGLang's own objects
 """LoRA adapters, known in page hashes by what they hold.
 
 SGLang seeds the page hashes of a request with its adapter's id: a digest of name and
@@ -36,11 +37,7 @@ _loaded: dict[str, str] = {}
 engine has one registry of adapters for a process as well."""
 
 
-def identify_at_load(
-    original: Callable[..., Any],
-    manager: Any,  # noqa: ANN401 - SGLang's LoRAManager
-    lora_ref: Any,  # noqa: ANN401 - SGLang's LoRARef
-) -> Any:  # noqa: ANN401 - passed on
+def identify_at_load(original: Callable[..., Any], manager: Any, lora_ref: Any) -> Any:
     """Take the digest of an adapter while the engine loads it."""
     place = locate_model(str(lora_ref.lora_path), file="adapter_config.json")
     before = _state(place)
@@ -52,10 +49,7 @@ def identify_at_load(
 
 
 def identify_request(
-    original: Callable[..., Any],
-    request: Any,  # noqa: ANN401 - SGLang's Req
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
+    original: Callable[..., Any], request: Any, *args: Any, **options: Any
 ) -> None:
     """Put the content of a request's adapter into its page hashes."""
     original(request, *args, **options)

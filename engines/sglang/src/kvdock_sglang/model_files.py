@@ -46,16 +46,7 @@ def files_of_model(
 ) -> str:
     """Return what stands for a model's files.
 
-    Args:
-        path: A folder, a file, or a name of the hub.
-        revision: The hub's revision that the operator asked for.
-        commit: The hub's commit, where the engine knows it.
-        named: The operator's own name for the weights, in place of reading them.
-        weights: How much of the weights is read.
-
-    Raises:
-        KvdockError: If a file was changed after the engine had started, or
-            cannot be read.
+    The operator's own name for the weights, `named`, stands in place of reading them.
     """
     place = locate_model(path, revision=revision)
     if place is None:
@@ -78,11 +69,7 @@ def files_of_model(
 
 
 def check_unchanged(place: Path, *, weights_too: bool = True) -> None:
-    """Reject files that were written after this process had started.
-
-    Raises:
-        KvdockError: If there is one; the message names it.
-    """
+    """Reject files that were written after this process had started."""
     if place.resolve().parent.name == "snapshots":
         # The hub's cache: downloaded by this engine, and named by its commit.
         return

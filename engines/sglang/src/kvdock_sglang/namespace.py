@@ -64,9 +64,6 @@ class Launched:
 def launched(settings: AdapterSettings) -> Launched:
     """Read what this engine was started with, and the files of its models.
 
-    Args:
-        settings: The adapter's settings.
-
     Raises:
         KvdockError: If it cannot be read; without it, servers with other weights
             could share pages.
@@ -248,11 +245,6 @@ class Ranks:
     """The ranks of this process in its deployment.
 
     Args:
-        shard: The slice of the model that this process owns.
-        pp_rank: Its pipeline stage.
-        pp_size: Stages.
-        cp_rank: Its place among the context-parallel ranks.
-        cp_size: Context-parallel ranks.
         on_host: Tensor-parallel ranks of its group that are on one host.
         dp_rank: Its replica, under DP attention.
         share_tp: Other TP sizes that are to find the pages, by `tp_lcm_size`.
@@ -314,13 +306,8 @@ def namespace(
 ) -> Namespace:
     """Return the namespace of this engine's pages.
 
-    Args:
-        served_name: The engine's name of the model, with its page format tag.
-        ranks: The ranks of this process.
-        settings: The adapter's settings.
-        started: What the engine was started with.
-        host_pools: The engine's pools, described: how each orders the bytes of
-            a page, and how many layers of a draft model it has.
+    `host_pools` say how each orders the bytes of a page, and how many layers of a draft
+    model it has.
     """
     described = tuple(host_pools)
     fmt: dict[str, object] = {"engine": "sglang", "arguments": {**started.arguments}}

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - SGLang's own objects, and arguments that are passed on
 """Which operation of SGLang a storage call belongs to.
 
 SGLang hands a storage backend hashes and slots. Its own objects know more: a prefetch
@@ -52,7 +53,6 @@ class StorageOperation:
     """The operation of SGLang that a storage call belongs to.
 
     Args:
-        kind: What it does.
         request: The request's id; "" for a write.
         extra_key: The caller's key that keeps prefixes apart, with the adapter's.
         salt: The request's cache salt; a secret of its tenant.
@@ -80,11 +80,7 @@ def current() -> StorageOperation | None:
     return _current.get()
 
 
-def note_write(
-    original: Callable[..., Any],
-    cache: Any,  # noqa: ANN401 - SGLang's UnifiedRadixCache
-    node_id: Any,  # noqa: ANN401 - SGLang's NodeId
-) -> Any:  # noqa: ANN401 - passed on
+def note_write(original: Callable[..., Any], cache: Any, node_id: Any) -> Any:
     """Keep a node's extra key and salt while SGLang queues its write.
 
     What an audit has computed anew is not written.
@@ -97,10 +93,7 @@ def note_write(
 
 
 def note_operation(
-    original: Callable[..., Any],
-    operation: Any,  # noqa: ANN401 - SGLang's StorageOperation
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
+    original: Callable[..., Any], operation: Any, *args: Any, **options: Any
 ) -> None:
     """Write on an operation of SGLang's what its storage calls belong to."""
     original(operation, *args, **options)
@@ -123,11 +116,11 @@ def note_operation(
 
 def run_operation(
     original: Callable[..., Any],
-    controller: Any,  # noqa: ANN401 - SGLang's controller
-    operation: Any,  # noqa: ANN401 - SGLang's StorageOperation
-    *args: Any,  # noqa: ANN401 - passed on
-    **options: Any,  # noqa: ANN401 - passed on
-) -> Any:  # noqa: ANN401 - passed on
+    controller: Any,
+    operation: Any,
+    *args: Any,
+    **options: Any,
+) -> Any:
     """Make the storage calls of an operation, which can ask what it is."""
     found = getattr(operation, _MARK, None)
     if found is not None:

@@ -75,15 +75,9 @@ def page_order(
 ) -> str:
     """Return a digest of how a host pool orders the bytes of a page.
 
-    It is the same for every number of pages and of ranks, and for every release
-    whose code was probed.
-
-    Args:
-        pool: The engine's object, for its size and its class.
-        memory: Its tensors.
-        pages: Pages that the memory holds.
-        divided: The axis that ranks divide, counted from the innermost as in
-            Python, and the extent that it must have; None for no such axis.
+    It is the same for every number of pages and of ranks, and for every release whose
+    code was probed. `divided` is the axis that ranks divide, counted from the innermost
+    as in Python, and the extent that it must have; None for no such axis.
 
     Raises:
         RegionError: If the axes of a tensor are not as described, or the code
@@ -128,11 +122,7 @@ def _axes(
 
 
 def unprobed_code(cls: type) -> str:
-    """Return a digest of a host pool's code where it was never probed, else "".
-
-    Raises:
-        RegionError: If a class has no source text.
-    """
+    """Return a digest of a host pool's code where it was never probed, else ""."""
     name, found = f"{cls.__module__}.{cls.__qualname__}", code_of(cls)
     if found in PROBED_CODE.get(name, ()):
         return ""
@@ -150,9 +140,6 @@ def code_of(cls: type) -> str:
 
     Blanks, comments and docstrings do not count, nor do methods that only count
     slots.
-
-    Raises:
-        RegionError: If a class has no source text.
     """
     of_engine = [one for one in cls.__mro__ if one.__module__.startswith(_ENGINE)]
     return _digest("\n".join(_plain_code(_source(one)) for one in of_engine))

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - SGLang's own objects
 """Decide for each prefetch how much of its prefix is loaded.
 
 What SGLang learns about storage stays true: it is told of all pages that were found,
@@ -28,18 +29,13 @@ _LIMIT = "_kvdock_limit"
 def decide(
     attachments: Attachments,
     policy: LoadPolicy,
-    operation: Any,  # noqa: ANN401 - SGLang's PrefetchOperation
+    operation: Any,
     hashes: Sequence[str],
     page_tokens: int,
 ) -> int:
     """Return how many of the pages that were found are loaded.
 
-    Args:
-        attachments: The attached pools.
-        policy: Decides.
-        operation: Whose prefix it is; gets the limit of its load.
-        hashes: Pages that were found.
-        page_tokens: Tokens of a page.
+    The operation gets the limit of its load.
     """
     count = len(hashes)
     restorable = np.ones(count + 1, np.bool_)
@@ -76,18 +72,18 @@ def decide(
     return found.pages
 
 
-def request_of(operation: Any) -> str:  # noqa: ANN401 - SGLang's PrefetchOperation
+def request_of(operation: Any) -> str:
     """Return the id of the request that a prefetch belongs to."""
     request = getattr(operation, "request_id", "")
     return str(getattr(request, "rid", request))
 
 
-def limit_of(operation: Any) -> LoadLimit | None:  # noqa: ANN401 - SGLang's PrefetchOperation
+def limit_of(operation: Any) -> LoadLimit | None:
     """Return the limit of a prefetch, if it has one."""
     return getattr(operation, _LIMIT, None)
 
 
-def learn_step(policy: LoadPolicy, batch: Any) -> None:  # noqa: ANN401 - SGLang's ScheduleBatch
+def learn_step(policy: LoadPolicy, batch: Any) -> None:
     """Learn from a step whose result was just processed."""
     if batch.launch_ts is None:
         return

@@ -46,7 +46,6 @@ class RouterEvents:
     Args:
         limit: Most pages that are noted, and most that were announced; the oldest
             are forgotten first.
-        medium: SGLang's name of where the pages are.
     """
 
     limit: int
@@ -84,12 +83,7 @@ class RouterEvents:
         )
 
     def take(self, taken: Iterable[Any], pages: Iterable[PageEvent]) -> Iterator[Any]:
-        """Yield SGLang's events, then those of what storage reports.
-
-        Args:
-            taken: The events that SGLang takes.
-            pages: What storage reports since the last time.
-        """
+        """Yield SGLang's events, then those of what storage reports."""
         from sglang.srt.disaggregation.kv_events import (  # noqa: PLC0415 - the engine
             AllBlocksCleared,
             BlockRemoved,

@@ -121,13 +121,8 @@ def _in_force(given: Configuration) -> dict[str, object]:
 def collect(given: Mapping[str, object], *, lenient: bool = False) -> Configuration:
     """Read the engine's mapping, the environment and kvdock's own file.
 
-    Args:
-        given: The engine's mapping.
-        lenient: Log variables that are no settings, instead of raising: an engine
-            starts with them.
-
-    Raises:
-        SettingsError: If a setting is missing, wrong or unknown.
+    If `lenient`, variables that are no settings are logged instead of raised: an engine
+    starts with them.
     """
     own, rest = split_settings(
         AdapterSettings,

@@ -40,9 +40,6 @@ def identity_variables() -> dict[str, object]:
     """Return what counts of SGLang's environment variables, as plain data.
 
     A value that SGLang wrote itself, as a conclusion from the model, counts too.
-
-    Raises:
-        NamespaceError: If two processes would describe a value differently.
     """
     known = {field.name for field in _fields()}
     found: dict[str, object] = {

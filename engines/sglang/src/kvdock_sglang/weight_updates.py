@@ -48,11 +48,7 @@ def note_update(original: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN40
 
 
 def begin(revision: str) -> None:
-    """Note the revision that storage is attached with.
-
-    Raises:
-        KvdockError: If its weights have been replaced.
-    """
+    """Note the revision that storage is attached with."""
     if revision in _replaced:
         named = f"revision {revision!r}" if revision else "its files"
         raise KvdockError(

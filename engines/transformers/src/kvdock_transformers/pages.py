@@ -70,14 +70,8 @@ def take_tokens(
 ) -> None:
     """Copy whole pages of attention layers into host memory.
 
-    Args:
-        cache: The cache; its layers must still hold the pages' tokens.
-        host: Memory of an attention or a sliding-window pool.
-        first_page: Number of the first page in the sequence.
-        slots: Where in host memory each page goes.
-
-    Raises:
-        UnsupportedCache: If a sliding layer has dropped a token.
+    The layers must still hold the pages' tokens. Page `first_page` + i of the sequence
+    goes to `slots[i]`.
     """
     if not slots:
         return
@@ -129,12 +123,7 @@ def put_window(
 ) -> None:
     """Put the last pages of a sliding-window pool back.
 
-    Args:
-        cache: The new cache.
-        host: Memory of the sliding-window pool.
-        slots: Where in host memory the last pages lie, in order.
-        pools: The pools of the cache, for the window.
-        tokens: How many tokens the sequence has up to here.
+    They lie in `slots`, in order; `tokens` is how many the sequence has up to here.
     """
     if not slots:
         return

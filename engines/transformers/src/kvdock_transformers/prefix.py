@@ -8,18 +8,11 @@ _ROOT = bytes(32)
 
 
 def page_hashes(token_ids: Sequence[int], page_tokens: int) -> list[str]:
-    """Hash each full page of a prompt, chained to all pages before it.
+    """Return a SHA-256 digest in hex for each full page, chained to all before it.
 
     A page's digest covers its parent's digest and its own token ids, so two
     prompts share a digest only where they agree from the first token on. A
     last page that is not full has no hash: it will still change.
-
-    Args:
-        token_ids: the prompt.
-        page_tokens: tokens per page.
-
-    Returns:
-        One SHA-256 digest in hex per full page.
     """
     if page_tokens < 1:
         message = f"page_tokens must be at least 1, not {page_tokens}"

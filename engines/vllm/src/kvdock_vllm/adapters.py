@@ -29,14 +29,7 @@ UNKNOWN = "?"
 
 @attrs.frozen
 class _Load:
-    """An adapter as vLLM has loaded it.
-
-    Args:
-        name: Its name.
-        path: Where its files lie.
-        state: Sizes and times of its files when they were read.
-        identity: What they held.
-    """
+    """An adapter as vLLM has loaded it."""
 
     name: str
     path: Path

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def watch_configurations(kind: type[Any]) -> None:
-    """Have each configuration of vLLM checked that chooses kvdock's connector.
-
-    Args:
-        kind: vLLM's `VllmConfig`, whose `__post_init__` is wrapped, once.
-    """
+    """Have each configuration of vLLM checked that chooses kvdock's connector."""
     completed = kind.__post_init__
     if hasattr(completed, "of_kvdock"):
         return

@@ -51,12 +51,7 @@ EXTRA = "kv_connector_extra_config"
 
 
 def expanded(config: VllmConfig, **handover: object) -> VllmConfig:
-    """Return a copy of vLLM's configuration, with settings for its offloading.
-
-    Args:
-        config: vLLM's configuration, with kvdock's settings.
-        handover: For the tier alone.
-    """
+    """Return a copy of vLLM's configuration, with settings for its offloading."""
     transfer = config.kv_transfer_config
     assert transfer is not None  # noqa: S101 - vLLM has chosen this class by it
     settings = collect(getattr(transfer, EXTRA), lenient=True)
@@ -93,10 +88,7 @@ def connectors_of(engine: Any) -> list[KvdockConnector]:  # noqa: ANN401 - vLLM'
 def _block_hashes(request: Request, every: int, tokens: Sequence[int]) -> list[bytes]:
     """Return the hashes of another prompt's pages, with this one's salt and adapter.
 
-    Args:
-        request: A copy, which becomes the other one.
-        every: Block hashes of a page.
-        tokens: Of the other prompt.
+    `request` is a copy, which becomes the other one.
     """
     if request._block_hasher is None:  # noqa: SLF001 - vLLM hashes requests alone
         return []
@@ -197,11 +189,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         self._adapters.loading(adapter)
 
     def weights_may_change(self, by: str) -> None:
-        """Store and find nothing from now on, and forget what is in host memory.
-
-        Args:
-            by: The call to the workers.
-        """
+        """Store and find nothing from now on, and forget what is in host memory."""
         self._adapters.stop(by)
         self.reset_cache()
 

@@ -237,9 +237,7 @@ def counted_variables(
 ) -> dict[str, str]:
     """Return the variables of vLLM's that are set and may change what it computes.
 
-    Args:
-        environ: The environment.
-        known: Names that vLLM reads: a cluster may set others that begin alike.
+    Only names that vLLM reads are `known`: a cluster may set others that begin alike.
     """
     return {
         name: environ[name]

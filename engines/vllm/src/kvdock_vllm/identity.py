@@ -56,12 +56,10 @@ class Identity:
     """What the pages of one engine belong to; the same on all of its ranks.
 
     Args:
-        model: The model's architecture.
         revision: Which weights and files these are.
         draft: Method and files of a draft model, or "".
         page_format: Everything else that decides what the bytes mean.
         adapters: What else decides about the pages of LoRA adapters.
-        groups: The KV cache groups that vLLM offloads.
         stages: Pipeline stages, which have layers of their own.
         process: Names this process among those of its deployment.
     """

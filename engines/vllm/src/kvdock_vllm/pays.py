@@ -27,12 +27,7 @@ _TRIED = 8
 
 @attrs.define(eq=False)
 class LoadDecisions:
-    """The decisions of the requests under way; on the scheduler's thread.
-
-    Args:
-        scheduler: vLLM's OffloadingConnectorScheduler.
-        tier: Has storage.
-    """
+    """The decisions of the requests under way; on the scheduler's thread."""
 
     _scheduler: Any
     _tier: KvdockTier
@@ -41,10 +36,7 @@ class LoadDecisions:
     def decide(self, request: Any, computed: int, most: int | None) -> bool:  # noqa: ANN401 - vLLM's Request
         """Limit what vLLM loads for a request; return False until that is known.
 
-        Args:
-            request: The request.
-            computed: Its tokens that the device has.
-            most: How many more vLLM may load.
+        The device has `computed` of its tokens, and vLLM may load `most` more.
         """
         name = request.request_id
         state = self._scheduler._req_status[name]  # noqa: SLF001 - vLLM's own

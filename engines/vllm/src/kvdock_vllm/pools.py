@@ -34,8 +34,6 @@ class Handover:
     """The data that the connector gives its tier, and that tier.
 
     Args:
-        settings: All settings.
-        identity: What the pages belong to, as far as the scheduler knows.
         adapters: Adapters of the requests under way.
         tier: Set by the tier.
         tenants: Number of the tenant of each request under way whose salt is listed.
@@ -100,12 +98,7 @@ def attach(
 ) -> tuple[Attachment, Mapping[int, str]]:
     """Attach every KV cache group as a pool.
 
-    Args:
-        handover: From the connector.
-        identity: What the pages belong to.
-        spec: How vLLM cuts its host memory.
-        rows: That memory, uint8 (rows, bytes of a row).
-        observer: Listens to what becomes of pages.
+    `rows` is vLLM's host memory, uint8 (rows, bytes of a row).
 
     Returns:
         The attachment, and each group's pool name by the group's number.

@@ -31,10 +31,6 @@ _CHUNKS_TRIED = 16
 def check_states(groups: Sequence[Group], blocks_per_chunk: int) -> None:
     """Reject pages of several blocks for groups that keep one state.
 
-    Args:
-        groups: The groups that are offloaded.
-        blocks_per_chunk: Blocks of a page.
-
     Raises:
         SettingsError: With what to change.
     """
@@ -55,13 +51,8 @@ def check_rows(
 ) -> None:
     """Reject host memory that cannot take what one step stores.
 
-    vLLM stores all pages of a request's step, or none, and tries again with more.
-
-    Args:
-        groups: vLLM's `GroupOffloadConfig` of each group.
-        rows: Rows of host memory.
-        row_bytes: Bytes of each.
-        step_tokens: Tokens of a request that one step computes, at most.
+    vLLM stores all pages of a request's step, or none, and tries again with more. One
+    step computes `step_tokens` of a request at most.
 
     Raises:
         SettingsError: With the least that does.
@@ -84,8 +75,7 @@ def check_rows(
 def unrestorable(scheduler: Any) -> str:  # noqa: ANN401 - same
     """Return why no long prompt would ever be restored, with what to change; or "".
 
-    Args:
-        scheduler: vLLM's side of the connector. It is copied, and not changed.
+    The scheduler is copied, and not changed.
     """
     try:
         if _is_restored(scheduler, range(len(scheduler.config.kv_group_configs))):
@@ -121,12 +111,6 @@ def window_reason(said: str, window: int, block_tokens: int, blocks: int) -> str
     """Return why a sliding window would never be restored; or "".
 
     vLLM looks for one more page than it keeps where a window begins with a page.
-
-    Args:
-        said: Whose window it is.
-        window: Its tokens.
-        block_tokens: Tokens of a block.
-        blocks: Blocks of a page.
     """
     kept, over = divmod(window - 1, block_tokens * blocks)
     if over:

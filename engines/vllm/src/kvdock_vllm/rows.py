@@ -43,7 +43,6 @@ class Group:
         number: vLLM's number of the group, which ends its keys.
         spec_class: vLLM's class of its specification.
         spec: That specification, as text.
-        layers: Names of its layers.
         tokens: Tokens that one page covers, over all ranks.
         pieces: (offset, bytes) in the slot of a rank, in order.
     """
@@ -159,11 +158,6 @@ def check_layout(expected: DeviceLayout, caches: Any, *, canonical: bool) -> Non
     Where they did not, the bytes of some layer would not be stored, and a restored
     row would hold another request's.
 
-    Args:
-        expected: What the scheduler assumes.
-        caches: What the worker has registered.
-        canonical: Whether a row is in vLLM's canonical layout.
-
     Raises:
         KvdockError: With both layouts.
     """
@@ -212,13 +206,8 @@ def rows_of(
 ) -> RowLayout:
     """Return which bytes of a row are the page of a group.
 
-    Args:
-        group: The group.
-        row_bytes: From one row to the next.
-        slot_bytes: Bytes of one rank in a row.
-        ranks: Slots of a row.
-        whole: Whether ranks may have other layers than this process knows of, so
-            that all of their slots are stored.
+    If `whole`, ranks may have other layers than this process knows of, so that all of
+    their slots are stored.
     """
     return RowLayout(
         row_bytes=row_bytes,
@@ -284,13 +273,6 @@ def pools(
     whole: bool,
 ) -> dict[int, tuple[PoolSpec, RowLayout]]:
     """Return pool and rows of each group, by the group's number.
-
-    Args:
-        groups: The groups.
-        row_bytes: As for `rows_of`, like the others.
-        slot_bytes: Bytes of one rank in a row.
-        ranks: Slots of a row.
-        whole: Whether all of a slot is stored.
 
     Raises:
         KvdockError: If a group is of an unknown class, or does not lie in its row.

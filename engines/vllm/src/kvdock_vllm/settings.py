@@ -150,11 +150,8 @@ def collect(
 ) -> Configuration:
     """Read the engine's mapping, the environment and kvdock's own file.
 
-    Args:
-        given: vLLM's mapping.
-        environ: Where variables are read.
-        lenient: Log variables that are no settings, instead of raising: an engine
-            starts with them.
+    If `lenient`, variables that are no settings are logged instead of raised: an engine
+    starts with them.
 
     Raises:
         SettingsError: If a setting is missing, wrong or unknown.

@@ -208,13 +208,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         keys: Sequence[OffloadKey],
         hashes_of: Callable[[Sequence[int]], list[bytes]],
     ) -> None:
-        """Read the hints of a new request, and apply them to what is stored.
-
-        Args:
-            req_context: The request's.
-            keys: The pages of its prompt.
-            hashes_of: Returns the block hashes of another prompt.
-        """
+        """Read the hints of a new request, and apply them to what is stored."""
         given = req_context.kv_hints
         if given is None:
             given = (req_context.kv_transfer_params or {}).get("kvdock")

@@ -35,13 +35,7 @@ _DISCARDS_WEIGHTS = 2
 
 
 def watch_weights(core: type[Any], connectors: Callable[[Any], list[Any]]) -> None:
-    """Have connectors told of calls that may replace weights.
-
-    Args:
-        core: vLLM's `EngineCore`, two methods of which are wrapped, once.
-        connectors: Returns those connectors of an engine that have
-            `weights_may_change`.
-    """
+    """Have connectors told of calls that may replace weights."""
     call, rest = core.collective_rpc, core.sleep
     if hasattr(call, "of_kvdock"):
         return

@@ -32,15 +32,9 @@ def local_server(
 
     Entry point `hf3fs` of the group `kvdock.servers`.
 
-    Args:
-        given: The user's settings for this backend.
-
     Yields:
         Settings to use instead, and a sentence that says that this is a fake; ""
         if the user's own mount is used.
-
-    Raises:
-        KvdockError: If there is neither a mount nor a fake.
     """
     mount = str(given.get("mount") or "")
     if given.get("mode") == "posix":

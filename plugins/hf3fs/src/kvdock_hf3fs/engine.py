@@ -38,9 +38,6 @@ class UsrbioEngine(IOEngine):
     """Moves objects through rings.
 
     Args:
-        usrbio: The library.
-        rings: The rings, joined for this engine.
-        iovs: The memory of the pool, held for this engine.
         chunk: Chunk size of the files.
         block: Bytes of an iov that one operation must stay within; 0 for all.
     """
@@ -190,12 +187,7 @@ def _judge(request: IORequest, transfer: _Transfer, result: IOResult) -> None:
 
 
 class _Transfer:
-    """The operations of one call on its ring.
-
-    Args:
-        ring: The ring, for this call alone.
-        request: The objects.
-    """
+    """The operations of one call on its ring."""
 
     def __init__(self, ring: Ring, request: IORequest) -> None:
         self._ring = ring

@@ -96,11 +96,7 @@ class Usrbio(Protocol):
 
 
 def load() -> Usrbio:
-    """Import the module.
-
-    Raises:
-        PluginError: If it cannot be imported.
-    """
+    """Import the module."""
     try:
         return cast("Usrbio", import_module(MODULE))
     except (ImportError, OSError) as error:
@@ -115,9 +111,6 @@ class Kept:
     The end of an iov or a ring removes a link by which the daemon knows it. A forked
     child inherits the object, and its exit would take the link from its parent. So
     there is one reference more, which only `release` in the right process drops.
-
-    Args:
-        inner: The object.
     """
 
     __slots__ = ("_pid", "inner")

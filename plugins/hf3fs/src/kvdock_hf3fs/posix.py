@@ -20,7 +20,6 @@ class MountedIOEngine(PosixIOEngine):
     """Positional I/O on a shared file system.
 
     Args:
-        threads: Maximum number of threads that work on one call.
         direct: Bypass the page cache (O_DIRECT).
         chunk: Chunk size of the files; 0 where they have none.
         memory: The memory of the pool. The manifest declares registration for both

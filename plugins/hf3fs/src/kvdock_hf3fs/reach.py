@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 def move_within(
     memory: AddressRanges, request: IORequest, move: Callable[[IORequest], IOResult]
 ) -> IOResult:
-    """Move the objects that lie in the memory with every piece.
-
-    Args:
-        memory: What can be reached.
-        request: Objects anywhere.
-        move: Moves objects that can be reached.
-    """
+    """Move the objects that lie in the memory with every piece."""
     if memory.covers(request.addresses, request.sizes):
         return move(request)
     known = memory.covered_rows(request.addresses, request.sizes)

@@ -23,9 +23,6 @@ class Ticket:
     come in the order in which operations ended. A ring has one for each of its
     entries and uses them again and again. They are shared with no other thread,
     since the library counts references to them without the interpreter's lock.
-
-    Args:
-        home: The ring that it belongs to.
     """
 
     __slots__ = ("home", "nbytes", "row")
@@ -40,7 +37,6 @@ class Ring:
     """A ring that a call has to itself.
 
     Args:
-        raw: The library's ring.
         entries: Operations that it takes.
     """
 
@@ -67,10 +63,8 @@ class Ring:
     ) -> list[tuple[int, int]]:
         """Wait for operations to end.
 
-        Args:
-            least: How many to wait for.
-            timeout_s: How long to wait; a library that fails is asked again after it.
-            moved: Bytes by row, to which those of whole operations are added.
+        A library that fails is asked again after `timeout_s`. Bytes of whole operations
+        are added to `moved`, by row.
 
         Returns:
             Row, and bytes moved or -errno, of each that has failed or fell short.
@@ -115,11 +109,7 @@ class RingPool:
     """Rings of one direction, the one that was used last first.
 
     Args:
-        usrbio: The library.
-        mount: The mount point.
-        entries: Operations that a ring takes.
         most: Maximum number of rings, those of hung calls included.
-        read: Whether they read.
     """
 
     def __init__(
@@ -137,11 +127,7 @@ class RingPool:
         self._returned = threading.Condition(self._lock)
 
     def take(self, deadline_s: float) -> Ring | None:
-        """Check out a ring; None if all are in use until the deadline.
-
-        Raises:
-            OSError: If a ring cannot be made.
-        """
+        """Check out a ring; None if all are in use until the deadline."""
         with self._lock:
             while not self._free and self._made >= self._most:
                 if not self._returned.wait(_left_s(deadline_s)):
@@ -197,9 +183,6 @@ class Rings:
     """The rings of an attachment, shared by its pools.
 
     Args:
-        usrbio: The library.
-        mount: The mount point.
-        entries: Operations that a ring takes.
         most: Maximum number of rings for each direction.
     """
 

@@ -45,11 +45,8 @@ class Mapping:
     """Mapped shared memory, unmapped when nothing refers to it any more.
 
     Neither `mmap.mmap` nor `SharedMemory`: the first keeps a descriptor for each
-    mapping, the second two, and cannot be closed while an array looks into it.
-
-    Args:
-        fd: The file; not needed any more afterwards.
-        nbytes: Its size.
+    mapping, the second two, and cannot be closed while an array looks into it. The file
+    is not needed any more afterwards.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
@@ -86,8 +83,6 @@ class Iov:
     """Registered memory.
 
     Args:
-        address: Where it begins.
-        nbytes: Its size.
         kept: The library's object; its slices go into operations.
         bytes: The memory itself.
         users: The loan, and the pools that lie in it.
@@ -120,15 +115,8 @@ class Registry:
     ) -> HostMemory:
         """Make shared memory that rings reach.
 
-        Args:
-            usrbio: The library.
-            mount: The mount point.
-            nbytes: How much.
-            block: Bytes that are registered in one piece; 0 for all.
-            limit: Most bytes of this process; 0 for no limit.
-
-        Raises:
-            RegionError: If there is no room, or the daemon rejects it.
+        Pieces of `block` bytes are registered, 0 for all in one; `limit` bounds the
+        bytes of this process, 0 for no limit.
         """
         size = max(1, nbytes)
         with self._lock:
@@ -154,11 +142,7 @@ class Registry:
         return HostMemory(found[:nbytes], lambda: self.leave([iov]))
 
     def hold(self, blocks: Iterable[Block]) -> list[Iov]:
-        """Keep the memory of a pool registered; `leave` ends it.
-
-        Raises:
-            RegionError: If some of it was not allocated here.
-        """
+        """Keep the memory of a pool registered; `leave` ends it."""
         found: list[Iov] = []
         with self._lock:
             for block in blocks:
@@ -215,9 +199,6 @@ def _reserve(fd: int, nbytes: int) -> None:
 
     Asked first: a tmpfs as large as the memory gives pages until processes are
     killed, before it says that it has no more.
-
-    Raises:
-        OSError: If there is no room.
     """
     status = os.fstatvfs(fd)
     if nbytes > status.f_bavail * status.f_frsize:

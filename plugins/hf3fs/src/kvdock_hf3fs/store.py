@@ -26,11 +26,7 @@ _RINGS = "hf3fs rings"
 
 
 def mount_of(usrbio: Usrbio, settings: Hf3fsSettings) -> str:
-    """Return the mount point that rings and memory belong to.
-
-    Raises:
-        PluginError: If the root is not on 3FS.
-    """
+    """Return the mount point that rings and memory belong to."""
     if settings.mount:
         return settings.mount
     found = usrbio.extract_mount_point(str(existing(settings.root)))
@@ -51,11 +47,7 @@ def existing(root: Path) -> Path:
 
 
 def allocate(nbytes: int, settings: Hf3fsSettings) -> HostMemory:
-    """Make memory that rings reach.
-
-    Raises:
-        KvdockError: If there is no library, no mount or no room.
-    """
+    """Make memory that rings reach."""
     usrbio = library.load()
     return IOVS.allocate(
         usrbio,

@@ -34,11 +34,7 @@ class FoundClass:
 
     @classmethod
     def of(cls, settings: HiCacheSettings) -> FoundClass:
-        """Import the class that is named, and look at its methods.
-
-        Raises:
-            AttachError: If there is none, or it lacks what is asked of it.
-        """
+        """Import the class that is named, and look at its methods."""
         path = settings.storage_class
         module, _, name = path.partition(":")
         try:
@@ -76,9 +72,6 @@ class ClassStorage:
     """One object of a storage class, for all pools of an attachment.
 
     Calls of one kind exclude each other: SGLang has one thread for each kind.
-
-    Args:
-        settings: Which class, and how it is built and called.
 
     Raises:
         AttachError: If it cannot be built.

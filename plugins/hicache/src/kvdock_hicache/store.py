@@ -24,11 +24,7 @@ _SHARED = "storage"
 
 
 class HiCacheStore:
-    """The store of one pool; all pools of an attachment share the class's object.
-
-    Args:
-        config: Which class, and where its object is shared.
-    """
+    """The store of one pool; all pools of an attachment share the class's object."""
 
     def __init__(self, config: AttachConfig) -> None:
         self._shared = config.shared

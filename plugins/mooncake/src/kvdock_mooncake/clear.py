@@ -32,11 +32,7 @@ _POLL_S = 0.25
 def clear(client: Client, store: Any, state: NamespaceState, deadline_s: float) -> int:  # noqa: ANN401 - the library's own class
     """Forget a namespace; return 0, or the library's number.
 
-    Args:
-        client: The client that the namespace's pools share.
-        store: Its store, inside a call.
-        state: The namespace.
-        deadline_s: Until when to wait for leases, on `time.monotonic()`'s clock.
+    Leases are waited for until `deadline_s`, on `time.monotonic()`'s clock.
     """
     state.begin_clear()
     try:

@@ -72,7 +72,6 @@ class PoolRegistration:
     """One pool's share of a client.
 
     Args:
-        blocks: Registered ranges that it counts on.
         background: Whether it belongs to a background task instead of a pool,
             which ends with the last pool.
     """
@@ -85,17 +84,7 @@ class PoolRegistration:
 
 @attrs.define(eq=False)
 class Client:
-    """A store, its registered memory, and its running calls.
-
-    Args:
-        library: The loaded library.
-        settings: Complete settings.
-        store: The store, set up.
-        put_options: How objects are stored.
-        lookup_cache: Keys that were looked up lately.
-        in_flight: Bounds the pieces of memory under way.
-        spill: The directory of spilled objects, or None.
-    """
+    """A store, its registered memory, and its running calls."""
 
     library: Library
     settings: MooncakeSettings
@@ -125,10 +114,8 @@ class Client:
     def open(cls, settings: MooncakeSettings, owner: str, namespace: str) -> Client:
         """Join the cluster and prove that bytes can be stored and read back.
 
-        Args:
-            settings: Complete settings.
-            owner: This process's name, for the directory that it spills into.
-            namespace: Where the warm-up's key lies.
+        `owner` names this process, for the directory that it spills into; the warm-up's
+        key lies in `namespace`.
 
         Raises:
             KvdockError: If the library is missing, the cluster cannot be
@@ -186,11 +173,7 @@ class Client:
 
     @contextmanager
     def session(self, member: PoolRegistration) -> Iterator[Any]:
-        """Lend the store for one call.
-
-        Raises:
-            ClientClosed: If no call may be made.
-        """
+        """Lend the store for one call; raise ClientClosed if none may be made."""
         store = self.acquire(member)
         try:
             yield store
@@ -198,11 +181,7 @@ class Client:
             self.release(member)
 
     def acquire(self, member: PoolRegistration) -> Any:  # noqa: ANN401 - the library's own class
-        """Lend the store until `release`; see `session`.
-
-        Raises:
-            ClientClosed: If no call may be made.
-        """
+        """Lend the store until `release`; see `session`."""
         if os.getpid() != self._pid:
             raise ClientClosed("this process was forked after the client was set up")
         if not BACKGROUND_CALLS.begin():
@@ -248,9 +227,7 @@ class Client:
     ) -> PoolRegistration:
         """Register a pool's memory.
 
-        Args:
-            blocks: The memory.
-            background: Whether the member is to end with the last pool.
+        If `background`, the member ends with the last pool.
 
         Raises:
             KvdockError: If the library rejects it.
@@ -270,11 +247,7 @@ class Client:
         return member
 
     def extend(self, member: PoolRegistration, block: Block) -> None:
-        """Register one more piece of memory for a member.
-
-        Raises:
-            KvdockError: If the library rejects it.
-        """
+        """Register one more piece of memory for a member."""
         with self._registering:
             member.blocks.append(
                 self.memory.add(SHARED_SEGMENTS.whole(block), self._register)
@@ -446,12 +419,7 @@ class Client:
     # --- Health --------------------------------------------------------------
 
     def warm_up(self, namespace: str, *, leases: bool = False) -> None:
-        """Store, read back and remove a few bytes; see `WarmUp.round_trip`.
-
-        Raises:
-            ClusterError: If the cluster does not work.
-            ClientClosed: If the client is closed.
-        """
+        """Store, read back and remove a few bytes; see `WarmUp.round_trip`."""
         with self.session(PoolRegistration()) as store:
             self.warm_up_status = self._scratch.round_trip(
                 store, namespace, self.put_options.config(), leases=leases

@@ -48,9 +48,6 @@ def reject_fork() -> None:
 
     The library would wait for threads that the child does not have, with the
     interpreter's lock held: no deadline would end it.
-
-    Raises:
-        KvdockError: In such a child.
     """
     if _SET_UP_BY and os.getpid() not in _SET_UP_BY:
         raise KvdockError(
@@ -108,10 +105,7 @@ def limit_patience(
 def join(library: Library, settings: MooncakeSettings, spill: str = "") -> Any:  # noqa: ANN401 - the library's own class
     """Set a store up, within `setup_timeout_s`.
 
-    Args:
-        library: The loaded library.
-        settings: Complete settings.
-        spill: Directory for the objects that its segment does not hold.
+    `spill` is the directory for objects that its segment does not hold.
 
     Raises:
         KvdockError: If the master is away, the library rejects it, or this is a
@@ -183,11 +177,7 @@ def _within(
 ) -> Any:  # noqa: ANN401 - the library's own class
     """Run a setup in a thread of its own and wait for it.
 
-    Args:
-        timeout_s: How long to wait.
-        make: Makes a store.
-        setup: Sets it up; returns 0, or the library's number.
-        advise: Says what to do about a number.
+    `setup` returns 0 or the library's number; `advise` says what to do about that.
     """
 
     def work() -> tuple[int, Any, frozenset[int]]:

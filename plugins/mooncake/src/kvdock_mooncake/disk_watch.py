@@ -25,12 +25,7 @@ _LEAST_BYTES = 64 << 20
 
 @attrs.define(eq=False)
 class DiskWatch:
-    """Watches the file system of a directory on a thread of its own.
-
-    Args:
-        path: The directory.
-        every_s: Time between two looks.
-    """
+    """Watches the file system of a directory on a thread of its own."""
 
     path: str
     every_s: float = _EVERY_S

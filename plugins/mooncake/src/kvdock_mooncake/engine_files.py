@@ -46,11 +46,7 @@ class EngineBytes(int):
 
 
 def of_each_process(content: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the settings in a file of the library.
-
-    Raises:
-        SettingsError: If the size of the segment is not one.
-    """
+    """Return the settings in a file of the library."""
     found = {
         ours: content[theirs]
         for theirs, ours in _NAMES.items()
@@ -68,11 +64,7 @@ def of_each_process(content: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def of_all_ranks(content: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the settings in a file of SGLang.
-
-    Raises:
-        SettingsError: If the size of the segment is not one.
-    """
+    """Return the settings in a file of SGLang."""
     found = dict(of_each_process(content))
     if "segment_bytes" in found:
         found["segment_bytes"] = EngineBytes(cast("int", found["segment_bytes"]))

@@ -45,12 +45,7 @@ NO_ANSWER = -1999
 
 @attrs.frozen
 class Code:
-    """One number of the library.
-
-    Args:
-        outcome: What it is to kvdock.
-        sentence: What happened, for the log.
-    """
+    """One number of the library."""
 
     outcome: Outcome
     sentence: str

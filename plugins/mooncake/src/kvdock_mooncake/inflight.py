@@ -26,9 +26,7 @@ class InFlightLimit:
     def enter(self, pieces: int, until_s: float) -> bool:
         """Wait for room; return whether it came in time, to be ended with `leave`.
 
-        Args:
-            pieces: How many pieces a call has.
-            until_s: When to give up, on `time.monotonic()`'s clock.
+        `until_s` is on `time.monotonic()`'s clock.
         """
         with self._changed:
             granted = not self._taken or self._taken + pieces <= self.most

@@ -107,11 +107,7 @@ def installed() -> tuple[Wheel, ...]:
 
 
 def the_wheel(found: Sequence[Wheel]) -> Wheel:
-    """Return the one usable wheel.
-
-    Raises:
-        PluginError: If there is none, more than one, or a broken one.
-    """
+    """Return the one usable wheel."""
     if not found:
         raise PluginError(
             "the Mooncake library is not installed",
@@ -138,8 +134,6 @@ class Feature:
     """Something that not every release can do.
 
     Args:
-        name: What it is called in messages.
-        present: Whether the loaded release has it.
         since: The first release that does.
     """
 
@@ -153,12 +147,8 @@ class Library:
     """The loaded client library.
 
     Args:
-        wheel: The distribution that it comes from.
-        store_class: Its client class.
         put_config_class: Its record of how to store.
-        setup_parameters: Names that its `setup` takes.
         put_options: Names of the fields of that record.
-        methods: Names of the client's methods.
         soft_pin: The value that asks for a soft pin; None where a flag does.
     """
 
@@ -209,12 +199,7 @@ class Library:
 
 
 def load() -> Library:
-    """Import the library.
-
-    Raises:
-        PluginError: If it is not installed, installed twice, or a system
-            library that it needs is missing.
-    """
+    """Import the library."""
     wheel = the_wheel(installed())
     preload()
     try:
@@ -279,9 +264,6 @@ def program(name: str) -> Path:
 
     The console script of the same name is a wrapper: ending it would leave
     the program behind.
-
-    Raises:
-        PluginError: If the wheel has no such program.
     """
     wheel = the_wheel(installed())
     path = Path(str(metadata.distribution(wheel.distribution).locate_file("mooncake")))

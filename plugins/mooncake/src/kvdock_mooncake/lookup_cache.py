@@ -27,11 +27,7 @@ _MOST_KEYS = 1 << 16
 
 @attrs.define(eq=False)
 class LookupCache:
-    """Keys that were seen lately, and how often the master was asked.
-
-    Args:
-        lease_s: The master's lease.
-    """
+    """Keys that were seen lately, and how often the master was asked."""
 
     lease_s: float
     _seen: dict[str, tuple[float, int]] = attrs.field(factory=dict, init=False)

@@ -70,12 +70,7 @@ class Master:
         return () if "://" in self.address else (self.address,)
 
     def connect(self, within_s: float = _CONNECT_S) -> None:
-        """Connect to it once.
-
-        Raises:
-            ClusterError: If nothing listens there.
-            SettingsError: If it is not an address.
-        """
+        """Connect to it once."""
         places = [split_address(one) for one in self.addresses]
         until = time.monotonic() + within_s
         failed: OSError | None = None

@@ -33,12 +33,7 @@ _UNLIMITED_BYTES = 1 << 60
 
 @attrs.frozen
 class MasterStatus:
-    """The HTTP side of a master.
-
-    Args:
-        host: Its host.
-        port: Its HTTP port.
-    """
+    """The HTTP side of a master."""
 
     host: str
     port: int

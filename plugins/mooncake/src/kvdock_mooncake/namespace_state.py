@@ -19,7 +19,6 @@ class NamespaceState:
     """Leases and running calls of one namespace, and whether it is being cleared.
 
     Args:
-        namespace: Its digest.
         lease_s: The lease that the master grants.
         trial: Whether it only holds test pages of the core.
     """

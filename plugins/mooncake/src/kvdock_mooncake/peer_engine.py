@@ -116,14 +116,8 @@ class PeerEngine:
     ) -> PeerEngine:
         """Start an engine and register memory with it.
 
-        Args:
-            settings: Complete settings.
-            memory: Address and size of each piece.
-            listens: Whether peers write to it. One that only sends takes no
-                connection, where the transport is TCP.
-
-        Raises:
-            KvdockError: If the library cannot do this here.
+        `memory` has address and size of each piece. One that does not listen only
+        sends, and takes no connection where the transport is TCP.
         """
         reject_fork()
         limit_patience(settings)
@@ -217,9 +211,6 @@ class PeerEngine:
 
         True says that its threads have ended and its connections are closed: it
         reads and writes no memory of this process any more.
-
-        Args:
-            patience_s: How long to wait for that.
         """
         self.end()
         return self._teardown is not None and self._teardown.wait(patience_s)

@@ -50,7 +50,6 @@ class EngineConnection(Connection[PeerEngine]):
     """The way to one pool of another process, by its engine's "host:port".
 
     Args:
-        shared: The attachment's.
         scratch: Address of a few bytes that any peer may write to.
     """
 
@@ -100,11 +99,7 @@ class EngineConnection(Connection[PeerEngine]):
 
 @attrs.define(eq=False)
 class Connections(PeerConnections[PeerEngine, EngineConnection]):
-    """The transfers to peers of one attachment; its pools share them.
-
-    Args:
-        settings: Complete settings.
-    """
+    """The transfers to peers of one attachment; its pools share them."""
 
     backend = "mooncake"
     library = "Mooncake"
@@ -176,9 +171,7 @@ class Connections(PeerConnections[PeerEngine, EngineConnection]):
 def _listens(address: str, deadline_s: float) -> bool:
     """Return whether a port accepts connections; if not, no engine is needed.
 
-    Args:
-        address: Of a peer's engine, "host:port".
-        deadline_s: When to give up, on `time.monotonic()`'s clock.
+    `deadline_s` is on `time.monotonic()`'s clock.
     """
     left_s = min(max(0.001, deadline_s - time.monotonic()), _KNOCK_S)
     try:

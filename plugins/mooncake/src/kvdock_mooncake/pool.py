@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - the library's store has no types
 """Batches of one pool, as calls of the library."""
 
 from __future__ import annotations
@@ -81,14 +82,7 @@ Move = Callable[[Any, Sequence[str], list[Any], list[Any]], Sequence[int]]
 
 @attrs.frozen(eq=False)
 class PoolHandle:
-    """One pool of an attachment.
-
-    Args:
-        client: The client that it shares with the other pools.
-        member: Its share of it.
-        state: The namespace, as all pools of it share it.
-        peers: Its share of the attachment's transfers to peers.
-    """
+    """One pool of an attachment."""
 
     client: Client
     member: PoolRegistration
@@ -145,7 +139,7 @@ class PoolHandle:
         self.peers.release()
         self.client.release_pool(self.member)
 
-    def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401, PLR0911 - the library's own class; one for each operation
+    def _run(self, store: Any, batch: Batch) -> BatchResult:  # noqa: PLR0911 - the library's own class; one for each operation
         match batch.operation:
             case Operation.EXISTS:
                 return BatchResult.of(batch, self._exists(store, batch))
@@ -164,7 +158,7 @@ class PoolHandle:
 
     # --- Look up -------------------------------------------------------------
 
-    def _exists(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class
+    def _exists(self, store: Any, batch: Batch) -> OutcomeArray:
         known = self.client.lookup_cache.contains(batch.keys)
         numbers = np.ones(len(batch), np.int64)
         if known.any():
@@ -191,7 +185,7 @@ class PoolHandle:
             outcomes[np.array(unfit, np.bool_)] = Outcome.ABSENT
         return outcomes
 
-    def _ask(self, store: Any, keys: Sequence[str], _: slice) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _ask(self, store: Any, keys: Sequence[str], _: slice) -> Sequence[int]:
         if self.client.library.probes:
             return [int(one) for one in store.batch_probe_key(keys)]
         answer: Sequence[int] = store.batch_is_exist(keys)
@@ -199,7 +193,7 @@ class PoolHandle:
 
     # --- Move ----------------------------------------------------------------
 
-    def _put(self, store: Any, asked: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+    def _put(self, store: Any, asked: Batch) -> BatchResult:
         """Store; a number of 0 says that the key is there, not whose bytes."""
         batch = marked(asked, self.client.mark)
         unfit = self.client.corrupt_keys
@@ -232,7 +226,7 @@ class PoolHandle:
         hold = self.client.held.add(int(batch.object_bytes.sum()))
         return attrs.evolve(result, hold=hold)
 
-    def _retry(self, store: Any, batch: Batch, move: Move, passing: int) -> Int64Array:  # noqa: ANN401 - the library's own class
+    def _retry(self, store: Any, batch: Batch, move: Move, passing: int) -> Int64Array:
         """Move a batch; try again for a little while what may soon succeed.
 
         There is no room until eviction has freed some, in steps of some ten
@@ -251,7 +245,7 @@ class PoolHandle:
             numbers[rows] = self._transfer(store, rows_of(batch, rows), move)
         return numbers
 
-    def _overwrite(self, store: Any, batch: Batch) -> Int64Array:  # noqa: ANN401 - the library's own class
+    def _overwrite(self, store: Any, batch: Batch) -> Int64Array:
         """Write over objects of a wrong length: the library keeps them at every put."""
         numbers = self._remove_unleased(store, batch)
         gone = np.flatnonzero((numbers == 0) | (numbers == NOT_FOUND))
@@ -262,7 +256,7 @@ class PoolHandle:
         numbers[gone] = self._retry(store, again, self._writer(batch), NO_ROOM)
         return numbers
 
-    def _get(self, store: Any, batch: Batch) -> BatchResult:  # noqa: ANN401 - the library's own class
+    def _get(self, store: Any, batch: Batch) -> BatchResult:
         """Load; the numbers are the bytes that each object really has."""
         wanted = batch.object_bytes
         if not wanted.all():
@@ -289,10 +283,7 @@ class PoolHandle:
         return self._held(batch, numbers, BatchResult(outcomes, nbytes))
 
     def _get_with_marks(
-        self,
-        store: Any,  # noqa: ANN401 - the library's own class
-        batch: Batch,
-        marks: npt.NDArray[np.bool_],
+        self, store: Any, batch: Batch, marks: npt.NDArray[np.bool_]
     ) -> BatchResult:
         """Load where some objects have no bytes: those only need to be there."""
         outcomes = np.empty(len(batch), np.uint8)
@@ -308,7 +299,7 @@ class PoolHandle:
 
     def _mark_wrong_lengths(
         self,
-        store: Any,  # noqa: ANN401 - the library's own class
+        store: Any,
         batch: Batch,
         numbers: Int64Array,
         outcomes: OutcomeArray,
@@ -337,7 +328,7 @@ class PoolHandle:
     def _writer(self, batch: Batch) -> Move:
         """Return what stores keys of a batch, pinned for as long as it asks for."""
 
-        def write(store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
+        def write(store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:
             several = type(memory[0][0]) is list
             name = "batch_put_from_multi_buffers" if several else "batch_put_from"
             put, config = getattr(store, name), self.client.put_options.config
@@ -350,7 +341,7 @@ class PoolHandle:
 
         return write
 
-    def _read(self, store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:  # noqa: ANN401 - the library's own class
+    def _read(self, store: Any, keys: Sequence[str], *memory: list[Any]) -> list[int]:
         several = type(memory[0][0]) is list
         get = store.batch_get_into_multi_buffers if several else store.batch_get_into
         answer: list[int] = get(keys, *memory)
@@ -363,7 +354,7 @@ class PoolHandle:
     # bytes of whatever is stored there next, reported as a success
     # (seen with 0.3.13). The lease of a reader is what keeps it safe.
 
-    def _delete(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class
+    def _delete(self, store: Any, batch: Batch) -> OutcomeArray:
         """Remove keys; one that is not there is as good as removed."""
         numbers = self._remove_unleased(store, batch)
         # Not announced any more, and written over by the next put.
@@ -374,7 +365,7 @@ class PoolHandle:
         outcomes[outcomes == Outcome.ABSENT] = Outcome.OK
         return outcomes
 
-    def _remove_unleased(self, store: Any, batch: Batch) -> Int64Array:  # noqa: ANN401 - the library's own class
+    def _remove_unleased(self, store: Any, batch: Batch) -> Int64Array:
         """Remove keys; wait for leases if they surely end in time."""
         self.client.lookup_cache.discard(batch.keys)
         numbers = self._in_chunks(store, batch, self._remove)
@@ -391,13 +382,13 @@ class PoolHandle:
             numbers[leased] = np.where(again == NO_TIME, LEASED, again)
         return numbers
 
-    def _remove(self, store: Any, keys: Sequence[str], _: slice) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+    def _remove(self, store: Any, keys: Sequence[str], _: slice) -> Sequence[int]:
         if "batch_remove" in self.client.library.methods:
             removed: Sequence[int] = store.batch_remove(keys)
             return removed
         return [int(store.remove(key)) for key in keys]
 
-    def _clear(self, store: Any, batch: Batch) -> OutcomeArray:  # noqa: ANN401 - the library's own class
+    def _clear(self, store: Any, batch: Batch) -> OutcomeArray:
         """Forget the own namespace, and nothing that begins otherwise."""
         outcomes = np.full(len(batch), Outcome.REFUSED, np.uint8)
         for row, prefix in enumerate(batch.keys):
@@ -411,7 +402,7 @@ class PoolHandle:
 
     # --- In calls of bounded size ---------------------------------------------
 
-    def _transfer(self, store: Any, batch: Batch, move: Move) -> Int64Array:  # noqa: ANN401 - the library's own class
+    def _transfer(self, store: Any, batch: Batch, move: Move) -> Int64Array:
         """Move a batch in calls that are bounded by pieces and by bytes.
 
         No call names a key twice: the library then fills only the last one's
@@ -433,7 +424,7 @@ class PoolHandle:
         # Once for all calls: a list for each of them costs less than a batch.
         addresses, sizes = pieces_of(batch)
 
-        def bounded(store: Any, keys: Sequence[str], rows: slice) -> Sequence[int]:  # noqa: ANN401 - the library's own class
+        def bounded(store: Any, keys: Sequence[str], rows: slice) -> Sequence[int]:
             count = len(keys) * pieces
             if not allowance.enter(count, batch.deadline_s):
                 return [NO_TIME] * len(keys)
@@ -464,11 +455,7 @@ class PoolHandle:
         return numbers
 
     def _in_chunks(
-        self,
-        store: Any,  # noqa: ANN401 - the library's own class
-        batch: Batch,
-        call: Call,
-        rows: int = _LOOKUP_KEYS,
+        self, store: Any, batch: Batch, call: Call, rows: int = _LOOKUP_KEYS
     ) -> Int64Array:
         """Call for so many keys at a time, until the deadline."""
         count = len(batch)

@@ -51,11 +51,7 @@ REQUIRED = frozenset(
 
 
 def check_before_setup(library: Library, settings: MooncakeSettings) -> None:
-    """Check all that a set-up with these settings needs.
-
-    Raises:
-        KvdockError: With the setting or the release that is wrong.
-    """
+    """Check all that a set-up with these settings needs."""
     check_library(library, settings)
     check_leases(settings)
     check_transport(settings)
@@ -65,11 +61,7 @@ def check_before_setup(library: Library, settings: MooncakeSettings) -> None:
 
 
 def check_library(library: Library, settings: MooncakeSettings) -> None:
-    """Reject settings that the installed release does not know.
-
-    Raises:
-        PluginError: With the release that brings what is wanted.
-    """
+    """Reject settings that the installed release does not know."""
     wanted = {
         "SSD offload": settings.ssd_offload,
         "tenants": bool(settings.tenant),
@@ -89,11 +81,7 @@ def check_library(library: Library, settings: MooncakeSettings) -> None:
 
 
 def check_leases(settings: MooncakeSettings) -> None:
-    """Reject leases that end before a whole call can be read.
-
-    Raises:
-        ClusterError: With the time that such a call takes.
-    """
+    """Reject leases that end before a whole call can be read."""
     needed_s = round(settings.max_call_bytes / _BYTES_S, 3)
     # With 0 nothing is said about the master, and nothing is answered from memory.
     if 0 < settings.lease_s < needed_s:
@@ -108,11 +96,7 @@ def check_leases(settings: MooncakeSettings) -> None:
 
 
 def check_transport(settings: MooncakeSettings) -> None:
-    """Reject RDMA without a device: the library would use TCP without a word.
-
-    Raises:
-        ClusterError: If a device is missing.
-    """
+    """Reject RDMA without a device: the library would use TCP without a word."""
     if settings.protocol != "rdma":
         return
     present = {path.name for path in _RDMA_DEVICES.glob("*")}
@@ -126,11 +110,7 @@ def check_transport(settings: MooncakeSettings) -> None:
 
 
 def check_metadata_server(settings: MooncakeSettings) -> None:
-    """Connect to a metadata server that has an HTTP address.
-
-    Raises:
-        ClusterError: If nothing listens there.
-    """
+    """Connect to a metadata server that has an HTTP address."""
     address = settings.metadata_server
     if settings.standalone or not address.startswith(("http://", "https://")):
         return
@@ -148,11 +128,7 @@ def check_metadata_server(settings: MooncakeSettings) -> None:
 
 
 def check_memory(settings: MooncakeSettings) -> None:
-    """Reject a segment for which the host has no memory.
-
-    Raises:
-        ClusterError: If less is free than the segment takes.
-    """
+    """Reject a segment for which the host has no memory."""
     if settings.standalone:
         return
     free = available_memory_bytes()

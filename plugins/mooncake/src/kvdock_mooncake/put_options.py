@@ -28,10 +28,6 @@ class PutOptions:
 
     `prefer_alloc_in_same_node` is never set: reads that use it do not check
     their lease and return wrong bytes (Mooncake#4239).
-
-    Args:
-        library: The loaded library.
-        fields: Fields of the record and their values.
     """
 
     library: Library
@@ -39,13 +35,7 @@ class PutOptions:
 
     @classmethod
     def of(cls, library: Library, settings: MooncakeSettings, store: Any) -> PutOptions:  # noqa: ANN401 - the library's own class
-        """Return what a store with these settings needs.
-
-        Args:
-            library: The loaded library.
-            settings: Complete settings.
-            store: The store, set up; it knows the name of its own segment.
-        """
+        """Return what a store with these settings needs."""
         fields: dict[str, object] = {"replica_num": settings.replicas}
         if settings.pin is Pin.HARD:
             fields["with_hard_pin"] = True
@@ -68,14 +58,11 @@ class PutOptions:
     def config(self, keys: Sequence[str] = (), keep_until: int = 0) -> Any:  # noqa: ANN401 - the library's own class
         """Return the record for a put.
 
-        The objects of a page are one group, over all pools: the master evicts
-        them together. Without it, 35 of 195 pages of two pools were left with
-        one of them when only that had been read (measured with 0.3.13).
-
-        Args:
-            keys: What is to be stored; none for objects without a page.
-            keep_until: Until when it outlasts what is not pinned, seconds since 1970;
-                0 for the pin of the settings.
+        The objects of a page are one group, over all pools: the master evicts them
+        together. Without it, 35 of 195 pages of two pools were left with one of them
+        when only that had been read (measured with 0.3.13). `keep_until` says until
+        when it outlasts what is not pinned, seconds since 1970; 0 for the pin of the
+        settings.
         """
         config = self.library.put_config_class()
         for name, value in self.fields.items():
@@ -96,9 +83,6 @@ def groups_of(keys: Sequence[str]) -> list[str]:
     Of long ones 16 and 24 characters do: two pages in one group would only be
     evicted together. Copying whole keys twice cost 0.1 ms for 128 of them, which is
     a tenth of a local call.
-
-    Args:
-        keys: Keys of one namespace.
     """
     slash, dot = keys[0].find("/"), keys[0].find(".")
     if slash < _NAMESPACE_END or dot - slash <= _PAGE_START:

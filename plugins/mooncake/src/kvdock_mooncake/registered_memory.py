@@ -40,9 +40,7 @@ class KnownMemory:
     def add(self, block: Block, register: Callable[[Block], None]) -> Block:
         """Count one more user of a piece of memory.
 
-        Args:
-            block: The memory of a pool.
-            register: Called first if no known range covers it.
+        `register` is called first if no known range covers it.
 
         Returns:
             The range that covers it, to be given to `remove`.

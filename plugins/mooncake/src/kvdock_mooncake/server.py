@@ -65,13 +65,7 @@ class Server:
 def start_master(*options: str, port: int = 0, log: Path | None = None) -> Server:
     """Start a master; it answers when this returns.
 
-    Args:
-        options: Further flags, such as "-default_kv_lease_ttl=500".
-        port: Where it is to listen; 0 finds a free one.
-        log: Where its output goes; nowhere if None.
-
-    Raises:
-        ServerError: If it does not come up.
+    Port 0 finds a free one. Without a log its output goes nowhere.
     """
     wheel = the_wheel(installed())
     on_loopback = [f"-metrics_host={LOOPBACK}"] if wheel.is_since(_METRICS_HOST) else []
@@ -97,17 +91,7 @@ def start_master(*options: str, port: int = 0, log: Path | None = None) -> Serve
 def start_owner(
     master: str, segment_bytes: int, *options: str, log: Path | None = None
 ) -> Server:
-    """Start a process that lends memory to a cluster until it is stopped.
-
-    Args:
-        master: The master's address.
-        segment_bytes: How much it lends.
-        options: Further flags of mooncake_client.
-        log: Where its output goes; nowhere if None.
-
-    Raises:
-        ServerError: If it does not come up.
-    """
+    """Start a process that lends memory to a cluster until it is stopped."""
     return _start(
         "mooncake_client",
         lambda port: [
@@ -129,9 +113,6 @@ def local_server(
     """Bring what the backend needs, for as long as a demo runs.
 
     Entry point `mooncake` of the group `kvdock.servers`.
-
-    Args:
-        given: The user's settings for this backend.
 
     Yields:
         Settings to use instead, and a sentence that says what was started,
@@ -164,11 +145,7 @@ def local_server(
 def _start(
     name: str, flags: Callable[[int], list[str]], log: Path | None, port: int = 0
 ) -> Server:
-    """Start a program at a free port, and wait until that answers.
-
-    Raises:
-        ServerError: If it does not come up.
-    """
+    """Start a program at a free port, and wait until that answers."""
     environment = dict(os.environ)
     if path := search_path(environment.get("LD_LIBRARY_PATH", "")):
         environment["LD_LIBRARY_PATH"] = path

@@ -285,11 +285,8 @@ class MooncakeSettings:
     def completed(self, shard: Shard | None = None) -> MooncakeSettings:
         """Work out what one rank of an engine has of them.
 
-        A standalone client lends and travels in a rank's place, so then
-        nothing is the rank's own.
-
-        Args:
-            shard: The rank; None to look at all of them as one.
+        A standalone client lends and travels in a rank's place, so then nothing is the
+        rank's own. Without a shard all ranks are looked at as one.
 
         Raises:
             SettingsError: If there is no master's address, or nothing is left
@@ -334,13 +331,6 @@ def split_address(address: str, name: str = "") -> tuple[str, int]:
 
     >>> split_address("[::1]:50051")
     ('::1', 50051)
-
-    Args:
-        address: The address.
-        name: The setting that it is the value of, for the message.
-
-    Raises:
-        SettingsError: If it is not an address.
     """
     host, _, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")

@@ -44,14 +44,7 @@ def join_pool(
 ) -> tuple[Client, PoolRegistration]:
     """Register a pool's memory with the client for these settings.
 
-    Args:
-        settings: Complete settings.
-        owner: This process's name; those that spill have a client each.
-        namespace: Where the warm-up's key lies.
-        blocks: The pool's memory.
-
-    Raises:
-        KvdockError: If the cluster cannot be joined, or rejects the memory.
+    Those that spill have a client for each `owner`, a process.
     """
     # Before the lock, which a parent may have held when it forked.
     reject_fork()
@@ -74,14 +67,6 @@ def allocate(
     """Take host memory that a standalone client reaches.
 
     It keeps the client's connection open until it is given back.
-
-    Args:
-        settings: Complete settings with `standalone`, the client's address.
-        nbytes: How much.
-        config: Whose memory it is.
-
-    Raises:
-        KvdockError: If there is no such client, or no memory.
     """
     owner = owner_of(config.process, config.shard)
     client, member = join_pool(settings, owner, config.namespace, ())

@@ -27,13 +27,7 @@ class SharedSegments:
     def take(self, nbytes: int, user: object, fresh: Callable[[int], int]) -> Block:
         """Give a piece to a user: a spare one, or a new one.
 
-        Args:
-            nbytes: Its size.
-            user: Whose it is until `leave`.
-            fresh: Gets a new one: its address, or 0.
-
-        Raises:
-            RegionError: If there is none.
+        `fresh` gets a new one: its address, or 0.
         """
         with self._lock:
             for piece, users in self._users.items():

@@ -56,14 +56,8 @@ class SpillDirectory:
     def claim(cls, settings: MooncakeSettings, owner: str) -> SpillDirectory:
         """Make the directory of a process and lock it.
 
-        Two that share one would each count the other's bytes as their own.
-
-        Args:
-            settings: With the directory above.
-            owner: The process's name among all that have the same settings.
-
-        Raises:
-            SettingsError: If it cannot be made, or another process has it.
+        Two that share one would each count the other's bytes as their own. `owner` is
+        the process's name among all that have the same settings.
         """
         folder = Path(settings.ssd_path) / owner
         try:

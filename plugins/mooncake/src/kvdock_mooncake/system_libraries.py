@@ -25,11 +25,7 @@ def missing() -> list[str]:
 
 
 def bring() -> None:
-    """Download and unpack the packages.
-
-    Raises:
-        OSError: If the tools are missing or fail.
-    """
+    """Download and unpack the packages."""
     for tool in ("apt-get", "dpkg"):
         if not shutil.which(tool):
             raise OSError(f"there is no {tool} here")

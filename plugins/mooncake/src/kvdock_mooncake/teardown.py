@@ -141,8 +141,7 @@ class Teardown:
 def end_engine(engine: Any) -> Teardown:  # noqa: ANN401 - the library's own class
     """Begin to end a TransferEngine that makes no call.
 
-    Args:
-        engine: The library's object; the caller drops its references.
+    The caller drops its references to it.
     """
     ports = frozenset((int(engine.get_rpc_port()),))
     free = _function(engine, _FREE_ENGINE)
@@ -165,11 +164,8 @@ def end_store(
 ) -> bool:
     """Close a store that makes no call; return whether that is done.
 
-    Args:
-        store: The library's object.
-        then: Called with the library's status when the store is closed, also where
-            that is later.
-        patience_s: How long to wait.
+    `then` is called with the library's status when it is closed, also where that is
+    later.
     """
     native = _client_of(store)
 

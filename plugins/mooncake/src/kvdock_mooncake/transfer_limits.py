@@ -54,12 +54,7 @@ TIMEOUTS = MappingProxyType(
 def pieces_at_once(
     settings: MooncakeSettings, environ: Mapping[str, str] | None = None
 ) -> int:
-    """Return how many pieces of memory may be under way at once.
-
-    Args:
-        settings: Complete settings.
-        environ: Where the library reads its timeouts.
-    """
+    """Return how many pieces of memory may be under way at once."""
     environ = os.environ if environ is None else environ
     if settings.max_pieces:
         return settings.max_pieces
@@ -72,12 +67,7 @@ def pieces_at_once(
 def warnings(
     settings: MooncakeSettings, environ: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Say which values let pieces of a call outlast the library's wait for it.
-
-    Args:
-        settings: Complete settings.
-        environ: Where the library reads its timeouts.
-    """
+    """Say which values let pieces of a call outlast the library's wait for it."""
     environ = os.environ if environ is None else environ
     if settings.protocol is not Protocol.TCP:
         return []

@@ -67,21 +67,13 @@ class WarmUp:
     ) -> int:
         """Store it, read it back and remove it, under a key of our own.
 
-        Peers may not be reachable in the first moments, so it is tried again.
-        A cluster without room is accepted: it may get some later.
-
-        Args:
-            store: The library's store.
-            namespace: What the key begins with.
-            put_config: How to store.
-            leases: Look whether the master's leases are long enough as well, which
-                takes as long as the shortest that are.
+        Peers may not be reachable in the first moments, so it is tried again. A cluster
+        without room is accepted: it may get some later. With `leases`, it looks whether
+        the master's are long enough as well, which takes as long as the shortest that
+        are.
 
         Returns:
             0, or the library's number where nothing can be stored.
-
-        Raises:
-            ClusterError: If the cluster does not work.
         """
         key = f"{namespace}/{uuid.uuid4().hex}.warmup"
         until = time.monotonic() + _FOR_S

@@ -33,9 +33,6 @@ _Forget = Callable[[], None]
 class AgentPair:
     """A reader, a writer, and what all pools share beside them.
 
-    Args:
-        io: How they move bytes.
-
     Raises:
         KvdockError: If NIXL cannot be used in this way here.
     """
@@ -132,12 +129,7 @@ class SharedAgents:
         self._pid = 0
 
     def acquire(self, io: IOMethod) -> AgentPair:
-        """Return the pair for a way of moving bytes; make it if there is none.
-
-        Raises:
-            KvdockError: If NIXL cannot be used here, or this process was forked
-                from one that uses it.
-        """
+        """Return the pair for a way of moving bytes; make it if there is none."""
         self._check_fork()
         with self._lock:
             found = self._shared.get(io)

@@ -37,10 +37,6 @@ class Agent:
 
     Safe to use from several threads.
 
-    Args:
-        library: The loaded library.
-        io: How it moves bytes.
-
     Raises:
         KvdockError: If NIXL cannot be used in this way here.
     """
@@ -127,9 +123,6 @@ class Agent:
         It cannot be cancelled: NIXL frees a handle that is released while its I/O
         runs, and the bytes of a later transfer are then reported as moved when
         they were not.
-
-        Raises:
-            TransferError: If it failed.
         """
         try:
             self._wait(handle)

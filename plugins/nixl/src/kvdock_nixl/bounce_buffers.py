@@ -26,13 +26,7 @@ MOST_BYTES = 32 << 20
 
 @attrs.frozen(eq=False)
 class BounceBuffer:
-    """Anonymous memory, which begins at a page.
-
-    Args:
-        address: Its first byte.
-        nbytes: How long it is.
-        forget: Ends its registration.
-    """
+    """Anonymous memory, which begins at a page."""
 
     address: int
     nbytes: int

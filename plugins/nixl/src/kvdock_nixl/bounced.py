@@ -38,12 +38,7 @@ class _Lane:
 
 
 def move_bounced(call: Call, rows: Int64Array) -> None:
-    """Move objects through buffers, many small ones at a time.
-
-    Args:
-        call: Their request.
-        rows: int64 (n,), their positions in it.
-    """
+    """Move objects through buffers, many small ones at a time."""
     block = BLOCK if call.direct else 1
     skips = call.request.offsets[rows] % block
     if call.request.write and skips.any():

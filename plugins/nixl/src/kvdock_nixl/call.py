@@ -34,10 +34,6 @@ class Call:
     """A request, its result, and what moves it.
 
     Args:
-        pair: The agents of this process.
-        agent: The one for this direction.
-        request: The objects.
-        result: What came of each.
         direct: Whether the files bypass the page cache.
         totals: int64 (n,), bytes of each object.
         fds: int64 (n,), descriptor of each object's file.
@@ -86,11 +82,7 @@ class Call:
         return list(zip(addresses.tolist(), sizes.tolist(), strict=True))
 
     def moved(self, rows: Int64Array) -> None:
-        """Record objects that moved whole through NIXL.
-
-        Args:
-            rows: int64 (n,), their positions in the request.
-        """
+        """Record objects that moved whole through NIXL."""
         totals = self.totals[rows]
         self.result.errors[rows] = 0
         self.result.nbytes[rows] = totals
@@ -98,11 +90,7 @@ class Call:
         MOVED.add(way, int(totals.sum()))
 
     def sum(self, rows: Int64Array) -> None:
-        """Compute the checksums of objects, of what lies in their memory now.
-
-        Args:
-            rows: int64 (n,), their positions in the request.
-        """
+        """Compute the checksums of objects, of what lies in their memory now."""
         request = self.request
         self.result.checksums[rows] = checksums(
             request.addresses[rows], request.sizes[rows]

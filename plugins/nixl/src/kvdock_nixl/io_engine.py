@@ -35,7 +35,6 @@ class NixlIOEngine(IOEngine):
     """Moves objects of one pool between registered memory and files.
 
     Args:
-        pair: The agents of this process.
         blocks: The pool's memory; registered until `close`.
         direct: Bypass the page cache (O_DIRECT).
         on_close: Called once when nothing is under way after `close`.
@@ -68,11 +67,7 @@ class NixlIOEngine(IOEngine):
 
     @classmethod
     def open(cls, io: IOMethod, blocks: Sequence[Block], *, direct: bool) -> Self:
-        """Make an engine on the agents that all pools of this process share.
-
-        Raises:
-            KvdockError: If NIXL cannot be used here in this way.
-        """
+        """Make an engine on the agents that all pools of this process share."""
         pair = AGENTS.acquire(io)
 
         def give_back() -> None:

@@ -33,8 +33,6 @@ class Library:
     """The loaded library.
 
     Args:
-        distribution: Name of its wheel.
-        version: Of that wheel.
         api: Its Python module with agents.
         native: The module below that one.
         errors: What its calls raise; they have no base of their own.
@@ -48,11 +46,7 @@ class Library:
 
 
 def load() -> Library:
-    """Import NIXL's own wheel; `nixl` itself would import torch to choose it.
-
-    Raises:
-        KvdockError: If it is not installed, too old, or cannot be loaded.
-    """
+    """Import NIXL's own wheel; `nixl` itself would import torch to choose it."""
     package, version = check_installed()
     distribution = WHEELS[package]
     try:
@@ -74,11 +68,7 @@ def load() -> Library:
 
 
 def check_installed() -> tuple[str, str]:
-    """Return the package to import and its version; loads nothing.
-
-    Raises:
-        KvdockError: If none is installed, or it is too old.
-    """
+    """Return the package to import and its version; loads nothing."""
     package = _choose()
     distribution = WHEELS[package]
     version = metadata.version(distribution)
@@ -92,11 +82,7 @@ def check_installed() -> tuple[str, str]:
 
 
 def _choose() -> str:
-    """Return the package to import: the one that is loaded, else as torch is built.
-
-    Raises:
-        KvdockError: If none is installed.
-    """
+    """Return the package to import: the one that is loaded, else as torch is built."""
     installed = [name for name, wheel in WHEELS.items() if _installed(wheel)]
     if not installed:
         raise PluginError(

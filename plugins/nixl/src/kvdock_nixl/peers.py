@@ -39,7 +39,6 @@ class AgentConnection(Connection[UcxAgent]):
     """The way to the agent of that name in another process, for all its pools.
 
     Args:
-        shared: The attachment's.
         scratch: Address of a few bytes that any peer may write to.
         metadata: What NIXL has to know of the agent.
     """

@@ -80,11 +80,7 @@ class NixlSettings(SegmentSettings):
             )
 
     def require_root(self) -> Path:
-        """Return the root, without which no page is stored.
-
-        Raises:
-            SettingsError: If it is not set.
-        """
+        """Return the root, without which no page is stored."""
         if self.root is None:
             raise SettingsError(
                 "setting 'root' is missing",

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class NixlStore(StoreWrapper):
-    """Pages of one pool in files, and the memory that peers write to.
-
-    Args:
-        pages: The store on segments.
-        peers: The pool's share of the attachment's transfers to peers.
-    """
+    """Pages of one pool in files, and the memory that peers write to."""
 
     def __init__(self, pages: SegmentStore, peers: ConnectedPool) -> None:
         super().__init__(pages)

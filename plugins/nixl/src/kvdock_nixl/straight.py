@@ -40,12 +40,7 @@ def reachable(call: Call) -> BoolArray:
 
 
 def move_straight(call: Call, rows: Int64Array) -> None:
-    """Move objects that lie as the device needs it.
-
-    Args:
-        call: Their request.
-        rows: int64 (n,), their positions in it.
-    """
+    """Move objects that lie as the device needs it."""
     for failed in _move(call, rows):
         for row in failed.tolist():
             if call.late:

@@ -74,7 +74,6 @@ class UcxAgent:
     So what arrives at its ports is dropped.
 
     Args:
-        library: The loaded library.
         transports: As in UCX_TLS.
         listens: Whether peers write to it; it then has a thread that takes bytes.
 
@@ -138,9 +137,6 @@ class UcxAgent:
 
         Args:
             ranges: Address and size of each piece, bytes.
-
-        Raises:
-            KvdockError: If NIXL rejects it.
         """
         native = self._native
         for address, nbytes in ranges:
@@ -240,11 +236,7 @@ class UcxAgent:
         MOVED.add(Way.NIXL_SEND, counted)
 
     def reach(self, peer: str, scratch: int, deadline_s: float) -> None:
-        """Write a few bytes to a peer's scratch, and wait until they arrived.
-
-        Raises:
-            TransferLost: If they did not arrive in time.
-        """
+        """Write a few bytes to a peer's scratch, and wait until they arrived."""
         table = np.array([[self.scratch_address], [scratch], [PROBE_BYTES]], np.int64)
         self.write(peer, table, deadline_s)
 
@@ -257,9 +249,6 @@ class UcxAgent:
 
         Its calls notice that it is to end. An agent that has calls all the same is
         kept for ever.
-
-        Args:
-            patience_s: How long to wait for its calls.
         """
         if os.getpid() != self._pid:
             return False

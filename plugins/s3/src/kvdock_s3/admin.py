@@ -49,8 +49,6 @@ class DamagedObject:
     """An object whose bytes are not those that were stored.
 
     Args:
-        key: Its key.
-        nbytes: How many bytes it has.
         why: What is wrong with it, an outcome's name.
     """
 
@@ -66,11 +64,7 @@ class DamagedObject:
 
 @attrs.frozen
 class BucketStore:
-    """The namespaces below a URL.
-
-    Args:
-        client: Makes the requests.
-    """
+    """The namespaces below a URL."""
 
     client: ObjectClient
 
@@ -142,11 +136,7 @@ class BucketStore:
         yield self
 
     def has(self, page: StoredPage) -> bool:
-        """Return whether an object is there.
-
-        Raises:
-            KvdockError: If its key is not known.
-        """
+        """Return whether an object is there."""
         if not page.key:
             raise KvdockError(
                 "a bucket keeps objects under their keys, and the source keeps none",
@@ -254,11 +244,7 @@ class BucketStore:
         return "a bucket does not show who has it open"
 
     def clear(self, namespace: str, *, unused: bool = False) -> int:
-        """Delete all pages of a namespace; return the bytes that were freed.
-
-        Raises:
-            KvdockError: If it is to be deleted only where no process has it open.
-        """
+        """Delete all pages of a namespace; return the bytes that were freed."""
         if unused:
             raise KvdockError(
                 f"namespace {namespace[:12]} is kept: {self.in_use(namespace)}"

@@ -30,9 +30,6 @@ def attach_pool(config: AttachConfig) -> PoolHandle:
 
     The first pool of an attachment tries the bucket and compares the record
     of the namespace with the one that is stored.
-
-    Raises:
-        KvdockError: If the bucket cannot be used, or the record is another.
     """
     shared = config.shared.get(_SHARED)
     # The last pool may have left, and one come back.
@@ -57,12 +54,7 @@ def _join(config: AttachConfig) -> SharedClient:
 
 
 def _agree(client: ObjectClient, config: AttachConfig) -> None:
-    """Compare the namespace's record with the stored one, or store it.
-
-    Raises:
-        NamespaceError: If another record is stored.
-        AttachError: If it can neither be read nor stored.
-    """
+    """Compare the namespace's record with the stored one, or store it."""
     record = canonical(config.namespace_record)
     name = record_name(config.namespace)
     deadline_s = time.monotonic() + ATTACH_S
@@ -90,11 +82,7 @@ def _agree(client: ObjectClient, config: AttachConfig) -> None:
 def store_record(
     client: ObjectClient, name: str, record: bytes, deadline_s: float
 ) -> None:
-    """Store the record of a namespace, unless another process does it.
-
-    Raises:
-        AttachError: If it cannot be stored.
-    """
+    """Store the record of a namespace, unless another process does it."""
     try:
         client.put(name, [record], deadline_s)
     except RequestFailed as failed:

@@ -45,11 +45,7 @@ LIST_PAGE_KEYS = 1000
 
 
 class RequestFailed(Exception):  # noqa: N818 - what happened
-    """One request did not succeed.
-
-    Args:
-        failure: What it means.
-    """
+    """One request did not succeed."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.sentence)
@@ -57,11 +53,7 @@ class RequestFailed(Exception):  # noqa: N818 - what happened
 
 
 class WrongLength(Exception):  # noqa: N818 - what happened
-    """An object has another length than the memory for it.
-
-    Args:
-        nbytes: The length of the object.
-    """
+    """An object has another length than the memory for it."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"the object has {nbytes} bytes")
@@ -74,8 +66,6 @@ class Entry:
 
     Args:
         name: Its name below the prefix.
-        nbytes: Its length.
-        modified: When it was stored.
     """
 
     name: str
@@ -94,9 +84,6 @@ _HELD_OFF = Failure(
 
 class ObjectClient:
     """One bucket and prefix; any number of threads may use it at once.
-
-    Args:
-        settings: Where it is, and how requests are made.
 
     Raises:
         KvdockError: In a child that was forked after the library was used.
@@ -178,11 +165,7 @@ class ObjectClient:
         return data
 
     def head(self, name: str, deadline_s: float) -> Entry:
-        """Look at an object without its bytes.
-
-        Raises:
-            RequestFailed: If it is not there, or that cannot be known.
-        """
+        """Look at an object without its bytes."""
         return _entry(self._call(lambda store: obstore.head(store, name), deadline_s))
 
     def read(self, name: str, deadline_s: float, most_bytes: int) -> bytes:
@@ -202,11 +185,7 @@ class ObjectClient:
         return self._call(request, deadline_s)
 
     def delete(self, names: Sequence[str], deadline_s: float) -> None:
-        """Delete objects; those that are not there are no failure.
-
-        Raises:
-            RequestFailed: If any of them may still be there.
-        """
+        """Delete objects; those that are not there are no failure."""
         if self.settings.bulk_delete:
             try:
                 self._call(lambda store: obstore.delete(store, list(names)), deadline_s)
@@ -220,11 +199,7 @@ class ObjectClient:
             self.delete_one(name, deadline_s)
 
     def delete_one(self, name: str, deadline_s: float) -> None:
-        """Delete one object; it need not be there.
-
-        Raises:
-            RequestFailed: If it may still be there.
-        """
+        """Delete one object; it need not be there."""
         try:
             self._call(lambda store: obstore.delete(store, name), deadline_s)
         except RequestFailed as failed:
@@ -240,9 +215,6 @@ class ObjectClient:
         Args:
             folder: Whole words of a path, without a slash at the end.
             deadline_s: Called for the deadline of each page.
-
-        Raises:
-            RequestFailed: If it cannot be listed.
         """
         listing = self._call(
             lambda store: iter(
@@ -257,11 +229,7 @@ class ObjectClient:
             yield [_entry(one) for one in page]
 
     def folders(self, deadline_s: float) -> list[str]:
-        """Return the names of the folders right below the prefix.
-
-        Raises:
-            RequestFailed: If they cannot be listed.
-        """
+        """Return the names of the folders right below the prefix."""
         found = self._call(
             lambda store: obstore.list_with_delimiter(store, None), deadline_s
         )

@@ -41,10 +41,7 @@ _LONGEST_BACKOFF = timedelta(milliseconds=500)
 def open_store(settings: S3Settings, time_s: float, connect_s: float) -> ObjectStore:
     """Make a client of the library.
 
-    Args:
-        settings: Where it leads, and how requests are made.
-        time_s: How long a request may take, repetitions included.
-        connect_s: How long a connection may take.
+    A request may take `time_s`, repetitions included, and a connection `connect_s`.
     """
     place = settings.place
     request_s = time_s * _REQUEST_SHARE

@@ -17,11 +17,7 @@ _MAX_BYTES = 1 << 30
 
 
 class BucketOracle(Oracle):
-    """Reads and replaces objects.
-
-    Args:
-        settings: Where they are.
-    """
+    """Reads and replaces objects."""
 
     def __init__(self, settings: S3Settings) -> None:
         self.client = ObjectClient(settings)

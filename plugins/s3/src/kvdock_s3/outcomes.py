@@ -34,11 +34,8 @@ class Failure:
     """One failed request.
 
     Args:
-        outcome: What it is to kvdock.
-        sentence: What happened, for the log.
         status: HTTP status, or "" where no answer came.
         code: The service's own word for it, or "".
-        unreachable: Whether no connection came about.
     """
 
     outcome: Outcome

@@ -41,13 +41,7 @@ _USUAL = (Outcome.OK, Outcome.ABSENT)
 
 @attrs.define(eq=False)
 class SharedClient:
-    """A client, its threads, and how many pools use them.
-
-    Args:
-        client: Makes the requests.
-        threads: Make them at once.
-        users: Pools that are attached.
-    """
+    """A client, its threads, and how many pools use them."""
 
     client: ObjectClient
     threads: RequestThreads
@@ -66,7 +60,6 @@ class PoolHandle:
     """One pool of an attachment.
 
     Args:
-        shared: The client that all pools of the attachment use.
         namespace: The digest that begins every key.
     """
 
@@ -78,11 +71,7 @@ class PoolHandle:
     _complaints: ThrottledLog = attrs.field(factory=ThrottledLog, init=False)
 
     def run(self, batch: Batch) -> BatchResult:
-        """Do one batch.
-
-        Raises:
-            KvdockError: In a forked child.
-        """
+        """Do one batch."""
         GUARD.enter()
         if batch.operation is Operation.CLEAR:
             outcomes = [self._clear(prefix, batch.deadline_s) for prefix in batch.keys]

@@ -20,11 +20,7 @@ class ProcessGuard:
     _pid: int = 0
 
     def enter(self) -> None:
-        """Allow a use of the library, or reject it in a forked child.
-
-        Raises:
-            KvdockError: If this process was forked after the first use.
-        """
+        """Allow a use of the library, or reject it in a forked child."""
         pid = os.getpid()
         if not self._pid:
             self._pid = pid

@@ -38,7 +38,6 @@ class RoundTrip:
     """One trial of a bucket.
 
     Args:
-        client: The client to try.
         deadline_s: When to give up, on `time.monotonic()`'s clock.
     """
 

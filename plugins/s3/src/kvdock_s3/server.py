@@ -32,9 +32,6 @@ def local_server(
 
     Entry point `s3` of the group `kvdock.servers`.
 
-    Args:
-        given: The user's settings for this backend.
-
     Yields:
         Settings to use instead, and a sentence that says what was started,
         "" if the user's own bucket is used.
@@ -54,9 +51,6 @@ def moto_server(bucket: str = BUCKET) -> Iterator[str]:
 
     Yields:
         Its endpoint.
-
-    Raises:
-        ServerError: If moto is not installed, or does not start.
     """
     if not find_spec("moto"):
         raise ServerError(

@@ -61,7 +61,6 @@ class Place:
 
     Args:
         service: Who serves the objects.
-        bucket: Bucket or container.
         prefix: What begins the name of every object, without slashes around.
     """
 
@@ -222,12 +221,7 @@ def _is_web_address(url: str) -> bool:
 
 
 def read_url(url: str) -> Place:
-    """Take a URL apart.
-
-    Raises:
-        SettingsError: If it does not name a bucket and a prefix that every
-            service keeps as it is.
-    """
+    """Take a URL apart."""
     fix = 'Write it like "s3://bucket/prefix".'
     try:
         parts = urlsplit(url)

@@ -24,7 +24,6 @@ class Job:
 
     Args:
         do: Called with the job and the number of a row, on any of the threads.
-        rows: How many there are.
     """
 
     do: Callable[[Job, int], None]
@@ -103,12 +102,7 @@ class Job:
 
 
 class RequestThreads:
-    """Daemon threads that take the rows of jobs, and do not outlive a process.
-
-    Args:
-        number: How many.
-        name: Begins their names.
-    """
+    """Daemon threads that take the rows of jobs, and do not outlive a process."""
 
     def __init__(self, number: int, name: str) -> None:
         self._number = number

@@ -159,8 +159,7 @@ class DamageTests:
                     f"page {row} was answered {'a miss' if miss else 'OK'}; changed in "
                     f"its {nbytes} bytes, by offset: {changed.get(row, 'nothing')}"
                 )
-            setup.stored(pages)
-            setup.loaded(pages)
+            setup.kept(pages)
 
     @contract_test(length_harms)
     def test_an_object_of_another_length_is_a_miss_and_heals(

@@ -127,8 +127,7 @@ class DeclaredTests:
         self, harness: Harness, case: tuple[Capability, Support]
     ) -> None:
         capability, grade = case
-        sample = harness.any_sample()
-        (route,) = harness.routes([sample.pool()], **_NEEDS[capability])
+        (route,) = harness.routes([harness.any_pool()], **_NEEDS[capability])
         if capability is Capability.MEMORY_REGISTRATION:
             # The memory in question is out of reach, so a copy is made.
             assert route.backend, route.reason
@@ -181,8 +180,7 @@ class DeclaredTests:
                 route.pool.object_unit is ObjectUnit.PAGE
             )
             assert not whole or verdict_on(route, Capability.MULTI_BUFFER)
-        setup.stored(page_hashes(5))
-        setup.loaded(page_hashes(5))
+        setup.kept(page_hashes(5))
 
     @contract_test(graded("zero_copy"), proves="zero_copy")
     def test_bytes_move_as_directly_as_declared(
@@ -195,8 +193,7 @@ class DeclaredTests:
                 assert route.mode is not TransferMode.ZERO_COPY, route.reason
                 assert route.mode.value in route.reason
             setup = harness.rig(sample.pool())
-            setup.stored(page_hashes(4))
-            setup.loaded(page_hashes(4))
+            setup.kept(page_hashes(4))
 
     @contract_test(limited("max_object_bytes"))
     def test_a_pool_over_the_object_limit_is_refused_with_numbers(
@@ -219,12 +216,9 @@ class DeclaredTests:
     ) -> None:
         if case > _LARGE_BYTES and not harness.large_objects:
             pytest.skip("large objects are left out, as was asked for")
-        sample = harness.any_sample()
-        nbytes = min(case, _LARGEST_TRIED_BYTES)
-        largest = harness.sample(sample.kind, page_bytes=nbytes)
-        setup = harness.rig(largest.pool(), pages=2)
-        setup.stored(page_hashes(1))
-        setup.loaded(page_hashes(1))
+        largest = harness.any_pool(page_bytes=min(case, _LARGEST_TRIED_BYTES))
+        setup = harness.rig(largest, pages=2)
+        setup.kept(page_hashes(1))
 
 
 _LARGEST_TRIED_BYTES = 64 << 20

@@ -45,13 +45,6 @@ def check_seal(suite: type, machinery: Mapping[str, object]) -> None:
     """Reject a class that changes the contract without a reason.
 
     What counts is what Python finds under a name, whichever base it is from.
-
-    Args:
-        suite: The class.
-        machinery: What belongs to every suite, by name.
-
-    Raises:
-        SealedError: If it changes what is not its own.
     """
     for name, own in machinery.items():
         if inspect.getattr_static(suite, name) is not own:
@@ -77,9 +70,6 @@ def check_collected(test: pytest.Item) -> None:
     """Reject a test that a mark around its class expects to fail.
 
     A module may skip its tests, which shows, where a server is missing.
-
-    Raises:
-        SealedError: If a module's mark turns failures into expected ones.
     """
     for node, _mark in test.iter_markers_with_node("xfail"):
         if node is not test:

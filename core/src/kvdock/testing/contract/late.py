@@ -204,11 +204,7 @@ def run_gated(
 
 
 def abandoned(setup: Setup, batch: Batch, number: int) -> bool:
-    """Abandon a call during its n-th read or write, and let that go on.
-
-    Returns:
-        Whether it came to that many.
-    """
+    """Abandon a call during its n-th read or write; return whether it had as many."""
     gate = MemoryGate()
     batch = attrs.evolve(batch, gate=gate)
     with held_io(number) as held:
@@ -233,8 +229,7 @@ def abandoned(setup: Setup, batch: Batch, number: int) -> bool:
 def check_kept(setup: Setup, hashes: list[str]) -> None:
     """Assert that pages of an abandoned put are right or missing, and heal."""
     setup.get(hashes)
-    setup.stored(hashes)
-    setup.loaded(hashes)
+    setup.kept(hashes)
 
 
 class LateTests:

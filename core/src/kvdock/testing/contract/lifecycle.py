@@ -74,8 +74,7 @@ class LifecycleTests:
         again = harness.rig(case.pool())
         if harness.backend.manifest.sharing is not Scope.NONE:
             again.loaded_soon(PAGES)
-        again.stored(PAGES)
-        again.loaded(PAGES)
+        again.kept(PAGES)
 
     @contract_test(one_sample)
     def test_releasing_one_pool_leaves_the_others_alone(
@@ -207,8 +206,7 @@ class LifecycleTests:
             word = answer()
         assert word == "fine", f"in a forked child: {word}"
         setup.loaded(PAGES)
-        setup.stored(page_hashes(2, "after"))
-        setup.loaded(page_hashes(2, "after"))
+        setup.kept(page_hashes(2, "after"))
 
     @contract_test(graded("fork_safe"), proves="fork_safe")
     def test_a_forked_child_beside_its_parent_meets_what_is_declared(

@@ -58,8 +58,7 @@ class LimitTests:
     def test_a_full_store_loses_nothing_that_it_called_ok(
         self, tight: Harness, case: Support
     ) -> None:
-        kind = tight.any_sample().kind
-        pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="full").pool()
+        pool = tight.any_pool(page_bytes=PAGE_BYTES, name="full")
         setup = tight.rig(pool, pages=ROUND)
         taken: list[list[str]] = []
         full, peak = False, 0

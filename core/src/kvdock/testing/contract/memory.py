@@ -12,7 +12,7 @@ from kvdock.plugin.manifest import Capability, Support
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements, from_manifest
 from kvdock.testing.cases import contract_test, graded
-from kvdock.testing.samples import Sample, page_hashes
+from kvdock.testing.samples import page_hashes
 
 if TYPE_CHECKING:
     from kvdock.plugin.hookspecs import HostMemory
@@ -23,10 +23,10 @@ NBYTES = 12345
 JUNK = 0x5A
 
 
-def takes_any(harness: Harness, sample: Sample) -> bool:
+def takes_any(harness: Harness) -> bool:
     """Return whether the plugin accepts any memory."""
     backend = harness.backend
-    asked = (Capability.HOST_ALLOCATOR, sample.pool(), Shard())
+    asked = (Capability.HOST_ALLOCATOR, harness.any_pool(), Shard())
     said = backend.check_capability(*asked, backend.settings(harness.settings))
     if said is None:
         said = from_manifest(*asked, backend.manifest, RouteRequirements())
@@ -47,8 +47,7 @@ class MemoryTests:
     def test_memory_is_brought_where_no_other_will_do(
         self, harness: Harness, case: Support
     ) -> None:
-        sample = harness.any_sample()
-        any_memory = takes_any(harness, sample)
+        any_memory = takes_any(harness)
         assert case or any_memory, "its verdict says what its manifest denies"
         memory = allocated(harness)
         if any_memory:
@@ -60,18 +59,16 @@ class MemoryTests:
             assert (view == JUNK).all()
             memory.give_back()
         # The rig takes what is brought, and otherwise plain memory.
-        setup = harness.rig(sample.pool())
-        setup.stored(PAGES)
-        setup.loaded(PAGES)
+        setup = harness.plain()
+        setup.kept(PAGES)
 
     @contract_test(graded("host_allocator"))
     def test_memory_that_was_given_back_stays_until_its_pool_is_released(
         self, harness: Harness, case: Support
     ) -> None:
-        sample = harness.any_sample()
-        if not case or takes_any(harness, sample):
+        if not case or takes_any(harness):
             pytest.skip("with these settings any memory will do")
-        setup = harness.rig(sample.pool())
+        setup = harness.plain()
         setup.stored(PAGES)
         setup.give_back()
         setup.memory.blank(*setup.own)
@@ -87,6 +84,5 @@ class MemoryTests:
             if other is not None:
                 assert (np.frombuffer(other.buffer, np.uint8) == JUNK).all()
                 other.give_back()
-        again = harness.rig(sample.pool())
-        again.stored(page_hashes(2, "again"))
-        again.loaded(page_hashes(2, "again"))
+        again = harness.plain()
+        again.kept(page_hashes(2, "again"))

@@ -59,8 +59,7 @@ class PageTests:
                     case.kind, page_bytes=nbytes, name=f"odd{nbytes}"
                 )
                 setup = harness.rig(sample.pool(), pages=5)
-                setup.stored(page_hashes(3))
-                setup.loaded(page_hashes(3))
+                setup.kept(page_hashes(3))
 
     @contract_test(large_cases)
     def test_objects_of_many_mebibytes_come_back(
@@ -71,8 +70,7 @@ class PageTests:
         for nbytes in LARGE_BYTES:
             sample = harness.sample(case.kind, page_bytes=nbytes, name=f"large{nbytes}")
             setup = harness.rig(sample.pool(), pages=3)
-            setup.stored(page_hashes(2))
-            setup.loaded(page_hashes(2))
+            setup.kept(page_hashes(2))
             setup.release()
 
     @contract_test(one_sample)
@@ -109,13 +107,11 @@ class PageTests:
     def test_a_batch_of_the_largest_size_moves_its_bytes(
         self, harness: Harness, case: int
     ) -> None:
-        sample = harness.any_sample()
         if case > MOST_KEYS_MOVED:
             pytest.skip(f"{case} pages are more than this test has time for")
-        tiny = harness.sample(sample.kind, page_bytes=24, name="tiny")
-        setup = harness.rig(tiny.pool(), pages=case)
-        setup.stored(page_hashes(case))
-        setup.loaded(page_hashes(case))
+        tiny = harness.any_pool(page_bytes=24, name="tiny")
+        setup = harness.rig(tiny, pages=case)
+        setup.kept(page_hashes(case))
 
     @contract_test(one_sample)
     def test_a_key_twice_in_a_batch_is_answered_twice(self, rig: Setup) -> None:

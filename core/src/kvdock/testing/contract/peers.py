@@ -69,8 +69,7 @@ class Pair:
 @contextmanager
 def paired(harness: Harness) -> Iterator[Pair]:
     """Attach the same pool twice, each with memory of its own, and connect them."""
-    sample = harness.any_sample()
-    pair = Pair(harness.rig(sample.pool()), harness.rig(sample.pool()))
+    pair = Pair(harness.plain(), harness.plain())
     try:
         pair.connect()
         yield pair

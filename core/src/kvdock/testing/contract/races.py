@@ -116,7 +116,7 @@ class RaceTests:
     def test_a_clear_beside_other_calls_breaks_none_of_them(
         self, harness: Harness, case: Scope
     ) -> None:
-        pool = harness.any_sample().pool()
+        pool = harness.any_pool()
         if case is Scope.NAMESPACE:
             # The more a clear has to leave alone, the longer it looks.
             others = harness.scale.count(400, least=40)
@@ -139,15 +139,13 @@ class RaceTests:
             clear,
             *(partial(write, twin, str(at)) for at, twin in enumerate(writers)),
         )
-        setup.stored(PAGES)
-        setup.loaded(PAGES)
+        setup.kept(PAGES)
 
     @contract_test(claimed("eviction"))
     def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
         self, tight: Harness
     ) -> None:
-        kind = tight.any_sample().kind
-        pool = tight.sample(kind, page_bytes=16384, name="tight").pool()
+        pool = tight.any_pool(page_bytes=16384, name="tight")
         reader, writer = tight.rig(pool, pages=32).divided(2)
         stop = threading.Event()
         written = [page_hashes(8, "first")]
@@ -170,7 +168,7 @@ class RaceTests:
 
     @contract_test(reaching("sharing", Scope.PROCESS), proves="sharing")
     def test_two_handles_find_each_others_pages(self, harness: Harness) -> None:
-        pool = harness.any_sample().pool()
+        pool = harness.any_pool()
         one, two = harness.rig(pool), harness.rig(pool)
         one.stored(PAGES[:3])
         two.loaded_soon(PAGES[:3])
@@ -183,7 +181,7 @@ class RaceTests:
     def test_a_page_that_was_missing_is_found_once_another_handle_stored_it(
         self, harness: Harness
     ) -> None:
-        pool = harness.any_sample().pool()
+        pool = harness.any_pool()
         one, two = harness.rig(pool), harness.rig(pool)
         assert not two.exists(PAGES).any()
         assert (two.get(PAGES) == Outcome.ABSENT).all()

@@ -96,7 +96,7 @@ class RetentionTests:
     @pytest.fixture
     def promising(self, tight: Harness) -> Harness:
         """Return a store that is soon full and gives promises, or skip."""
-        (route,) = tight.routes([tight.any_sample().pool()])
+        (route,) = tight.routes([tight.any_pool()])
         if route.nearest and route.nearest.retention is not Support.NATIVE:
             pytest.skip("with these settings it promises nothing")
         return tight
@@ -106,8 +106,7 @@ class RetentionTests:
         self, promising: Harness
     ) -> None:
         tight = promising
-        kind = tight.any_sample().kind
-        pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="kept").pool()
+        pool = tight.any_pool(page_bytes=PAGE_BYTES, name="kept")
         at_put, later = page_hashes(4, "at put"), page_hashes(4, "later")
         other = page_hashes(ROUND, "other")
         setup = tight.rig(pool, pages=ROUND)
@@ -131,8 +130,7 @@ class RetentionTests:
     @contract_test(of_grade(Support.NATIVE))
     def test_promises_leave_room_for_other_pages(self, promising: Harness) -> None:
         tight = promising
-        kind = tight.any_sample().kind
-        pool = tight.sample(kind, page_bytes=PAGE_BYTES, name="all_kept").pool()
+        pool = tight.any_pool(page_bytes=PAGE_BYTES, name="all_kept")
         promised: list[str] = []
         setup = tight.rig(pool, pages=ROUND)
         for turn in range(MOST_ROUNDS):
@@ -167,8 +165,7 @@ class RetentionTests:
             assert (found == Outcome.ABSENT).all(), "a page is served after its time"
         setup.loaded(stay)
         # Stored again it is a new page, that lasts.
-        setup.stored(gone)
-        setup.loaded(gone)
+        setup.kept(gone)
 
     @contract_test(of_grade(Support.NATIVE))
     def test_a_clock_that_is_set_back_brings_no_page_back(

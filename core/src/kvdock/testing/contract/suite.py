@@ -107,11 +107,7 @@ class Suite:
 
     @classmethod
     def backend(cls) -> Backend:
-        """Load the plugin under test, once for each class.
-
-        Raises:
-            KvdockError: If the class names none.
-        """
+        """Load the plugin under test, once for each class."""
         if not getattr(cls, "plugin", ""):
             raise KvdockError(
                 f"{cls.__name__} does not say which backend it is about",
@@ -152,14 +148,7 @@ class Suite:
         )
 
     def __init_subclass__(cls, *, sealed: bool = False) -> None:
-        """Reject a class that changes the contract without a reason.
-
-        Args:
-            sealed: The class makes up the contract itself.
-
-        Raises:
-            SealedError: If it changes what is not its own.
-        """
+        """Reject a class that changes the contract without a reason."""
         super().__init_subclass__()
         if not sealed:
             check_seal(cls, _SEALED)

@@ -124,8 +124,7 @@ def _expect_puts_back(setup: Setup, part: str, label: str) -> None:
 
 
 def _rig(harness: Harness) -> Setup:
-    kind = harness.any_sample().kind
-    pool = harness.sample(kind, page_bytes=PAGE_BYTES, name="faults").pool()
+    pool = harness.any_pool(page_bytes=PAGE_BYTES, name="faults")
     return harness.rig(pool, pages=ROUND)
 
 

@@ -46,8 +46,7 @@ class WriteTests:
     def test_putting_again_is_harmless(self, rig: Setup) -> None:
         pages = page_hashes(4)
         for _ in range(3):
-            rig.stored(pages)
-            rig.loaded(pages)
+            rig.kept(pages)
 
     @contract_test(one_sample)
     def test_a_stored_key_keeps_its_bytes(self, rig: Setup) -> None:
@@ -70,8 +69,7 @@ class WriteTests:
         found = rig.exists(pages).tolist()
         assert found == [False, False, True, True], f"two of four deleted, {found}"
         assert (rig.get(pages[:2]) == Outcome.ABSENT).all()
-        rig.stored(pages[:2], seed=2)
-        rig.loaded(pages[:2], seed=2)
+        rig.kept(pages[:2], seed=2)
         rig.loaded(pages[2:], seed=1)
 
     @contract_test(one_sample)
@@ -139,15 +137,14 @@ class WriteTests:
             assert not setup.exists(page_hashes(3)).any(), (
                 f"pages of pool {setup.pool.name!r} are left after a clear"
             )
-        rigs[0].stored(page_hashes(3), seed=1)
-        rigs[0].loaded(page_hashes(3), seed=1)
+        rigs[0].kept(page_hashes(3), seed=1)
 
     @contract_test(reaching("clear_reach", Scope.NAMESPACE))
     def test_a_clear_forgets_thousands_of_pages(self, harness: Harness) -> None:
         # A library lists so many names at once (S3: 1000).
         count = harness.scale.count(MOST_CLEARED, least=1100)
-        tiny = harness.sample(harness.any_sample().kind, page_bytes=24, name="tiny")
-        setup = harness.rig(tiny.pool(), pages=count)
+        tiny = harness.any_pool(page_bytes=24, name="tiny")
+        setup = harness.rig(tiny, pages=count)
         pages = page_hashes(count)
         setup.stored(pages)
         assert setup.clear() is Outcome.OK
