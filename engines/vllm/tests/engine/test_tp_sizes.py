@@ -30,10 +30,6 @@ def phase(lives: Lives, family: str, size: int, folder: Path, name: str) -> Any:
     ("family", "sizes"),
     [
         pytest.param("llama_2", (1, 2), id="heads"),
-        pytest.param("llama_4", (1, 2, 4), id="heads of four ranks"),
-        pytest.param("llama", (1, 2), id="a head that ranks_share"),
-        pytest.param("swa_2", (1, 2), id="windows"),
-        pytest.param("swa_full_2", (1, 2), id="windows beside full attention"),
         pytest.param("mla", (1, 2), id="latent pages"),
     ],
 )
