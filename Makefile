@@ -156,6 +156,9 @@ bench-pays-engines: ## The same of SGLang and vLLM themselves, on the CPU and th
 bench-vllm: ## Measure kvdock behind vLLM's host memory against vLLM's own file tier.
 	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) benchmarks/vllm.py $(ARGS)
 
+bench-vllm-http: ## Hold 20 conversations with vllm serve: host memory alone, its own file tier, kvdock.
+	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) benchmarks/vllm_http.py $(ARGS)
+
 mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last line is JSON.
 	@PYTHONPATH=core/tests/harness $(BIN)/python -m mutants $(ARGS)
 

@@ -4,7 +4,8 @@ Usage: python benchmarks/sglang.py
 
 Runs in SGLang's own environment, which it builds if it is not there (3.4 GB).
 Both backends get the very same batches of 128 pages from SGLang's own
-controller, by turns, on the same disk. Then a whole engine on the CPU is
+controller, by turns, on the same disk, beside a bare write and read of as many bytes.
+As much memory is written and unlinked first. Then a whole engine on the CPU is
 started twice; the second one answers prompts whose pages are in the store, and
 others, by turns. The figures are written to benchmarks/results/sglang.json.
 """
@@ -58,6 +59,31 @@ def _controller(backend: str, pool: Any, root: Path) -> Any:  # noqa: ANN401 - S
     return controllers.controller({"kv": pool}, extra, group=group, backend=backend)
 
 
+class _Bare:
+    """A batch as one file: what the machine itself takes to write and to read it."""
+
+    def __init__(self, folder: Path, batch_bytes: int) -> None:
+        self._folder = folder
+        self._memory = bytearray(os.urandom(1 << 20) * (batch_bytes >> 20))
+        self._memory += bytes(batch_bytes - len(self._memory))
+
+    def warm(self, nbytes: int) -> None:
+        """Write and unlink: a virtual host's memory costs 15 times more at first."""
+        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+            while file.tell() < nbytes:
+                file.write(self._memory)
+
+    def put(self, key: str) -> bool:
+        """Write a file; return whether all of it was written."""
+        with (self._folder / key).open("xb", buffering=0) as file:
+            return file.write(self._memory) == len(self._memory)
+
+    def get(self, key: str) -> bool:
+        """Read it; return whether all of it was read."""
+        with (self._folder / key).open("rb", buffering=0) as file:
+            return file.readinto(self._memory) == len(self._memory)
+
+
 def storage() -> dict[str, float]:
     """Time SGLang's own calls for a batch, by turns; return the ratios."""
     import zoo  # noqa: PLC0415 - imports SGLang
@@ -84,6 +110,8 @@ def storage() -> dict[str, float]:
             return False
 
     with tempfile.TemporaryDirectory(dir=environment.VENV) as folder:
+        bare = _Bare(Path(folder), BATCH_PAGES * page_bytes)
+        bare.warm((1 + len(NAMES)) * ROUNDS * BATCHES * BATCH_PAGES * page_bytes)
         both = {name: _controller(name, pool, Path(folder)) for name in NAMES}
         made = {name: one.__enter__() for name, one in both.items()}
         for number in range(ROUNDS * BATCHES):
@@ -93,6 +121,8 @@ def storage() -> dict[str, float]:
             ]
             for name, one in made.items():
                 timed(name, "put", lambda c=one, k=keys: c.page_set_func(k, slots))  # type: ignore[misc] # defaults bind the loop's values
+            timed("bare", "put", lambda k=keys[0]: bare.put(k))  # type: ignore[misc] # same
+            timed("bare", "get", lambda k=keys[0]: bare.get(k))  # type: ignore[misc] # same
             for name, one in made.items():
                 timed(
                     name,
@@ -103,14 +133,17 @@ def storage() -> dict[str, float]:
             context.__exit__(None, None, None)
     found = {}
     for what in ("put", "get"):
-        own, ours = (statistics.median(took[name, what]) for name in NAMES)
+        own, ours, alone = (
+            statistics.median(took[name, what]) for name in (*NAMES, "bare")
+        )
         rate = BATCH_PAGES * page_bytes / 2**30
         print(
             f"{what}: {rate / own:.2f} GiB/s through SGLang's file backend, "
-            f"{rate / ours:.2f} GiB/s through kvdock-file "
-            f"(pages of {page_bytes >> 10} KiB)"
+            f"{rate / ours:.2f} GiB/s through kvdock-file, "
+            f"{rate / alone:.2f} GiB/s bare (pages of {page_bytes >> 10} KiB)"
         )
         found[f"{what}_vs_sglang_file"] = round(own / ours, 2)
+        found[f"{what}_vs_bare"] = round(alone / ours, 2)
     return found
 
 

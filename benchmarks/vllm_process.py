@@ -27,20 +27,21 @@ STORED_S = 60.0
 """How long the pages of a prompt may take until they are stored."""
 
 
-def connector(kind: str, folder: Path) -> dict[str, Any]:
-    """Return the settings of a KV transfer that keeps pages in a folder."""
+def connector(kind: str, folder: Path, host_bytes: int = HOST_BYTES) -> dict[str, Any]:
+    """Return the settings of a KV transfer that keeps pages in a folder, or nowhere."""
     if kind == "kvdock":
         extra: dict[str, Any] = {
             "plugin": "file",
             "root": str(folder),
             "free_space": "1 MiB",
-            "host_memory": HOST_BYTES,
+            "host_memory": host_bytes,
         }
         return {"kv_connector": "KvdockConnector", "kv_connector_extra_config": extra}
+    tiers = [{"type": "fs", "root_dir": str(folder)}] if kind == "fs" else []
     extra = {
         "spec_name": "TieringOffloadingSpec",
-        "cpu_bytes_to_use": HOST_BYTES,
-        "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
+        "cpu_bytes_to_use": host_bytes,
+        "secondary_tiers": tiers,
     }
     return {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra}
 

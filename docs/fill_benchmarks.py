@@ -27,6 +27,8 @@ ABOUT = {
     "direct": "Pages sent straight to another process (`make bench-direct`)",
     "sglang": "SGLang with kvdock, beside its own file store (`make bench-sglang`)",
     "vllm": "vLLM with kvdock, beside its own file tier (`make bench-vllm`)",
+    "vllm_http": "20 conversations with `vllm serve`: host memory for a quarter of "
+    "them alone, with its own file tier, with kvdock (`make bench-vllm-http`)",
     "lmcache": "LMCache's second level on kvdock's file, beside its own file adapter "
     "(`make bench-lmcache`)",
     "sessions": "What the core adds to a batch (`make bench`)",

@@ -150,6 +150,21 @@ def test_a_canonical_row_has_the_heads_of_all_ranks_without_gaps() -> None:
     assert found.pieces(1, 2) == ((0, 60), (200, 60))
 
 
+@pytest.mark.parametrize("heads", [8, 2])
+def test_rows_of_one_two_and_four_ranks_are_the_same(heads: int) -> None:
+    """Also where two of four ranks have the same head."""
+
+    def row(ranks: int) -> DeviceLayout:
+        page = 800 // min(ranks, heads)
+        spec = FullAttentionSpec(page, page)
+        given = plan((spec, ["a", "b"]), page=page)
+        shares = shares_of(config(ranks=ranks, heads=heads), given, [0])
+        return expected_layout(given, [0]).over_ranks(shares)
+
+    assert row(4) == row(2) == row(1)
+    assert row(4).pieces(0, 1) == ((0, 800), (800, 800))
+
+
 def test_heads_that_are_fewer_than_ranks_are_stored_once() -> None:
     given = plan((WHOLE, ["a"]), page=100)
     assert shares_of(config(ranks=4, heads=2), given, [0]) == (2,)

@@ -26,6 +26,7 @@ _CHANGES_FIELDS = f"{_MODELS}.config"
 
 _LENGTH = "max_model_len"
 _GENERATION = "generation_config"
+_RENAMES = 'config.rope_parameters["rope_type"] ='
 
 ROTARY_THAT_READS_A_LENGTH = frozenset({"phi3_long_rope_scaled_rope.py"})
 """Files of rotary embeddings that read `max_model_len`."""
@@ -90,15 +91,29 @@ def _rope_types(hf_config: Any) -> list[str]:  # noqa: ANN401 - transformers' ow
     return found
 
 
-def _sources_lack(model: Any, word: str) -> bool:  # noqa: ANN401 - same
-    """Return whether no module of the model's has a word; False if not known."""
+def _modules(model: Any) -> list[str]:  # noqa: ANN401 - same
     registered = model.registry.models
-    modules = [
+    return [
         getattr(registered.get(name), "module_name", "") for name in model.architectures
     ]
+
+
+def _sources_lack(model: Any, word: str) -> bool:  # noqa: ANN401 - same
+    """Return whether no module of the model's has a word; False if not known."""
+    modules = _modules(model)
     if not modules or not all(one.startswith(f"{_MODELS}.") for one in modules):
         return False
     return not any(word in _source(one) for one in _with_imports(modules))
+
+
+def renames_its_rotary(model: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether a model writes the type of its rotary embedding when it is built.
+
+    Models of DeepSeek's do, by the rest of its parameters, in the process that builds
+    them (`models/deepseek_v2.py:543`): the scheduler's, or a worker's.
+    """
+    ours = [one for one in _modules(model) if one.startswith(f"{_MODELS}.")]
+    return any(_RENAMES in _source(one) for one in _with_imports(ours))
 
 
 def _with_imports(modules: Iterable[str]) -> Iterator[str]:

@@ -35,6 +35,7 @@ from kvdock_vllm.exemptions import (
     LORA_EXEMPTIONS,
     REPORTED,
     counted_variables,
+    renames_its_rotary,
 )
 from kvdock_vllm.rows import DeviceLayout, Group, expected_layout, shares_of
 
@@ -158,7 +159,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
             "runner_v2": bool(read(config, "use_v2_model_runner")),
             "environment": counted_variables(os.environ, _known_variables()),
             **_foreign_code(read(config, "model_config")),
-            **identity_fields(config, EXEMPTIONS),
+            **_fields_as_read(config),
             **{field: str(read(config, field)) for field in REPORTED},
         },
         adapters=json.dumps(identity_fields(lora, LORA_EXEMPTIONS)) if lora else "",
@@ -166,6 +167,20 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
         stages=int(read(config, "parallel_config.pipeline_parallel_size")),
         process=f"dp{read(config, 'parallel_config.data_parallel_index')}",
     )
+
+
+def _fields_as_read(config: Any) -> dict[str, object]:  # noqa: ANN401 - same
+    """Return what counts, without what a model has made of its description."""
+    found = identity_fields(config, EXEMPTIONS)
+    if renames_its_rotary(config.model_config):
+        for name, value in found.items():
+            if name.endswith(".rope_parameters") and isinstance(value, dict):
+                found[name] = {
+                    key: one
+                    for key, one in value.items()
+                    if key != "rope_type" or one == "default"
+                }
+    return found
 
 
 def check_configuration(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig

@@ -148,6 +148,21 @@ def test_a_length_counts_where_a_part_of_the_model_reads_it(
     assert (field in parts(configured(family))) == (counts == "counts")
 
 
+def test_a_model_that_writes_into_its_description_is_the_same_before_and_after(
+    configured: Make, plan: Any
+) -> None:
+    """Where one rank builds it, the scheduler sees it; where two do, it does not."""
+
+    def found(family: str, rotary: str) -> Identity:
+        config = configured(family)
+        config.model_config.hf_config.rope_parameters["rope_type"] = rotary
+        return identify(config, plan, OWN)
+
+    assert found("mla", "yarn") == found("mla", "deepseek_yarn")
+    assert found("mla", "yarn") != found("mla", "default")
+    assert found("llama", "yarn") != found("llama", "deepseek_yarn")
+
+
 def test_defaults_of_sampling_count_where_the_model_reads_them(
     configured: Make,
 ) -> None:

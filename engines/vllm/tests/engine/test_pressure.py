@@ -201,36 +201,3 @@ def test_answers_are_right_after_engines_were_killed_while_they_stored(
     assert tokens(found["again"]["rounds"][0]) == right
     assert loads(found["again"]) == {"kv/load/ok": 9 * len(prompts)}
     right_pages(store)
-
-
-def test_engines_of_one_rank_and_of_two_share_pages(
-    lives: Lives, tmp_path: Path
-) -> None:
-    two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    before = set(SHARED.glob("vllm_dist_*"))
-
-    def phase(name: str, folder: str, **more: Any) -> dict[str, Any]:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        storage = {**on_files(tmp_path / folder), "canonical_layout": True}
-        return lives.phase("llama_2", name, storage, new_tokens=16, **more)
-
-    try:
-        found = lives.run(
-            "shared",
-            [
-                phase("one", "by_one"),
-                phase("two after one", "by_one", engine=two),
-                phase("two", "by_two", engine=two),
-                phase("one after two", "by_two"),
-            ],
-        )
-    finally:
-        for path in set(SHARED.glob("vllm_dist_*")) - before:
-            path.unlink()
-    right = tokens(found["one"]["rounds"][0])
-    for name in ("two after one", "one after two"):
-        assert loads(found[name]) == {"kv/load/ok": 6}
-        assert tokens(found[name]["rounds"][0]) == right
-    assert tokens(found["two"]["rounds"][0]) == right
-    # What the other engine had stored was stored once.
-    assert right_pages(tmp_path / "by_one") == right_pages(tmp_path / "by_two") == 6

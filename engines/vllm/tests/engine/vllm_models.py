@@ -78,12 +78,15 @@ def _one_layer() -> Any:
     return LlamaConfig(num_hidden_layers=1, **_SMALL)
 
 
-def _two_heads() -> Any:
-    """A model whose heads two ranks can divide."""
-    from transformers import LlamaConfig
+def _divisible(config: Callable[[], Any], heads: int) -> Callable[[], Any]:
+    """Return a model whose heads several ranks can divide."""
 
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaConfig(num_hidden_layers=2, **{**_SMALL, **heads})
+    def build() -> Any:
+        made = config()
+        made.num_attention_heads, made.num_key_value_heads = 2 * heads, heads
+        return made
+
+    return build
 
 
 def _window() -> Any:
@@ -296,7 +299,7 @@ FAMILIES = {
         ),
         Tiny(name="llama_eagle", config=_one_layer, head=True),
         Tiny(name="llama_other", config=_llama, seed=99),
-        Tiny(name="llama_2", config=_two_heads),
+        Tiny(name="llama_2", config=_divisible(_llama, 2)),
         Tiny(name="swa", config=_window, pools=("swa",), prompt_tokens=200),
         Tiny(
             name="swa_full",
