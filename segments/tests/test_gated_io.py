@@ -176,7 +176,7 @@ def test_a_read_leaves_memory_alone_once_its_gate_is_closed(
         start += len(content)
         if at not in wrong:
             assert there == content
-        elif len(content) <= trial.granule and (trial.direct or not trial.cached):
+        elif len(content) <= trial.granule:
             assert there == bytes(len(content)), "a wrong object was copied"
 
 

@@ -113,7 +113,8 @@ class IORequest:
         gate: Says when host memory may be touched; None for as long as the call
             lasts. An engine whose backend promises nothing never gets one.
         expected: uint64 (n,), the checksums of what is read, or None. An engine
-            that has an object elsewhere first does not copy one that differs.
+            that has an object elsewhere first does not copy one that differs, and
+            one with a gate leaves no byte of it, as far as a call takes it whole.
     """
 
     write: bool

@@ -15,6 +15,7 @@ memory that changed meanwhile is not reported, and its checksum would not fit.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import time
@@ -41,6 +42,7 @@ from kvdock_segments.io import (
     IOPlan,
     IORequest,
     IOResult,
+    Tasks,
     address_space,
     is_small,
     plan_request,
@@ -69,6 +71,8 @@ class PosixIOEngine(IOEngine):
         self._space = address_space()
         self._bounce = BounceBuffer(MOST_GRANULE)
         self._probe = [bytearray(1)]
+        # One entry for each call under way: a list is changed without a lock.
+        self._calls: list[None] = []
         self._helpers = DaemonThreads(self._threads - 1)
         self._guard = ProcessGuard()
 
@@ -96,10 +100,18 @@ class PosixIOEngine(IOEngine):
         if not len(request):
             return result
         plan, tasks = plan_request(request, result)
-        if len(tasks) == 1 or self._threads == 1 or self._is_quick(request, plan):
-            for first, last in tasks:
-                self._work(plan, first, last)
-            return result
+        self._calls.append(None)
+        try:
+            if len(tasks) == 1 or self._threads == 1 or self._is_alone(request, plan):
+                self._work(plan, 0, tasks[-1][1])
+            else:
+                self._share(plan, tasks)
+        finally:
+            self._calls.pop()
+        return result
+
+    def _share(self, plan: IOPlan, tasks: Tasks) -> None:
+        """Move the runs of tasks on this thread and on helpers."""
         todo = deque(tasks)
         helpers = self._pool()
         futures: list[Future[None]] = []
@@ -117,15 +129,19 @@ class PosixIOEngine(IOEngine):
         for future in futures:
             if not future.cancelled():
                 future.result()
-        return result
 
-    def _is_quick(self, request: IORequest, plan: IOPlan) -> bool:
-        """Return whether small objects are read from the page cache.
+    def _is_alone(self, request: IORequest, plan: IOPlan) -> bool:
+        """Return whether a call has no helpers: they add nothing but their hand-over.
 
-        Their hashes and the calls hold the interpreter's lock: a second thread adds a
-        tenth of processor time, and nothing to the rate.
+        Calls at once share the processors already. Small objects in the page cache are
+        moved with the interpreter's lock held, by one thread at a time: a second one
+        adds a tenth of processor time, and nothing to the rate.
         """
-        small = not plan.write and not self._direct and is_small(request)
+        if self._direct:
+            return False
+        if len(self._calls) >= self._threads:
+            return True
+        small = not plan.write and is_small(request)
         return small and self._is_cached(plan.files[-1], plan.offsets[-1])
 
     def _pool(self) -> DaemonThreads:
@@ -224,13 +240,26 @@ class PosixIOEngine(IOEngine):
         # system read ahead, which may wait for a disk that hangs.
         if self._is_cached(file, offset + wanted - 1) and plan.enter():
             try:
-                if os.preadv(file, views, offset, _CACHED) == wanted:
-                    return self._sums(plan, start, stop, views)
-            except OSError:
-                pass
+                with suppress(OSError):
+                    whole = os.preadv(file, views, offset, _CACHED) == wanted
+                    sums = self._sums(plan, start, stop, views)
+                    right = plan.expected[start:stop] if plan.expected else sums
+                    if not whole or sums != right:
+                        self._wipe(plan, start, sums, right if whole else [])
+                    return sums if whole else []
             finally:
                 plan.leave()
         return []
+
+    def _wipe(
+        self, plan: IOPlan, start: int, sums: list[int], right: list[int]
+    ) -> None:
+        """Leave no byte of objects whose checksum is not right, or not known."""
+        for row, found in enumerate(sums):
+            if not right or found != right[row]:
+                one = start + row
+                for at, size in plan.pieces_of(one, one + 1):
+                    ctypes.memset(at, 0, size)
 
     def _is_cached(self, file: int, offset: int) -> bool:
         """Return whether the page cache has a byte of a file, as far as is known."""
