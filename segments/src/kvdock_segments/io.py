@@ -354,16 +354,14 @@ def plan_rows(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks] | No
         order = np.array(which)
     task_bytes = max(_TASK, granule_bytes)
     # Runs never cross a granule, nor tasks a megabyte: see `plan_arrays`.
-    most = max(1, MOST_BUFFERS // len(row))
+    most = max(1, min(MOST_BUFFERS // len(row), granule_bytes // size))
     starts: list[int] = []
     edges = [0]
-    following = granule = task = -1
+    following = task = -1
     for at, offset in enumerate(offsets):
-        begun = at * size
-        if offset != following or begun // granule_bytes != granule or not at % most:
-            granule = begun // granule_bytes
-            if begun // task_bytes != task:
-                task = begun // task_bytes
+        if offset != following or not at % most:
+            if at * size // task_bytes != task:
+                task = at * size // task_bytes
                 if at:
                     edges.append(len(starts))
             starts.append(at)
