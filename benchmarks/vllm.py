@@ -14,7 +14,7 @@ production, answer new prompts by turns, and the same ones from storage: how man
 times sooner the first token comes. Figures are ratios, of the best and of the median,
 over 1 is better for kvdock; `cpu` is kvdock's processor time over that of the fs tier,
 where less is better. The last line is a JSON object; benchmarks/results/vllm.json gets
-these figures and keeps those that this run has not measured.
+these figures, and a run of one level or beside busy processes keeps its others.
 """
 
 from __future__ import annotations
@@ -466,7 +466,8 @@ def main() -> None:
         "busy": given.busy,
     }
     RESULT.parent.mkdir(exist_ok=True)
-    kept = json.loads(RESULT.read_text())["figures"] if RESULT.exists() else {}
+    part = bool(given.level or given.busy) and RESULT.exists()
+    kept = json.loads(RESULT.read_text())["figures"] if part else {}
     whole = {"machine": about, "figures": kept | figures}
     RESULT.write_text(json.dumps(whole, indent=2) + "\n")
     print(json.dumps(figures))
