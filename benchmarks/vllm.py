@@ -1,14 +1,20 @@
 """vLLM's pages through its own file tier and through kvdock-file.
 
 Usage: python benchmarks/vllm.py [--rounds N] [--prompts N] [--level tier|engine]
+                                [--busy N]
 
 Runs in vLLM's own environment, which it builds if it is not there (3.4 GB). Both
 tiers get the very same rows from the very same memory, as vLLM's manager submits
-them, by turns, on the same disk: with direct I/O both, and buffered both. Then two
-engines, one with each and in processes as in production, answer new prompts by turns,
-and the same ones from storage: how many times sooner the first token comes. Figures
-are ratios, of the best and of the median; over 1 is better for kvdock. The last line
-is a JSON object; the whole of it is also written to benchmarks/results/vllm.json.
+them, by turns, on the same disk: with direct I/O both, and buffered both; with 1, 8
+and 32 jobs in flight at once. Bare writes and reads of one thread and one file stand
+beside, and processor seconds: those of the process, all of its threads. As much as a
+round stores is written and unlinked first. With --busy N, N processes that never wait
+run beside the tiers. Then two engines, one with each and in processes as in
+production, answer new prompts by turns, and the same ones from storage: how many
+times sooner the first token comes. Figures are ratios, of the best and of the median,
+over 1 is better for kvdock; `cpu` is kvdock's processor time over that of the fs tier,
+where less is better. The last line is a JSON object; benchmarks/results/vllm.json gets
+these figures, and a run of one level or beside busy processes keeps its others.
 """
 
 from __future__ import annotations
@@ -44,18 +50,22 @@ import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
-from contextlib import suppress  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
+from contextlib import contextmanager, suppress  # noqa: E402
+from itertools import product  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import attrs  # noqa: E402
 import numpy as np  # noqa: E402
 
-SIZES = {"64K": (64 << 10, 256), "1M": (1 << 20, 64)}
+SIZES = {"64K": (64 << 10, 512), "1M": (1 << 20, 256)}
 """Bytes of a row, and how many rows are stored in a round."""
 STORE_ROWS, LOAD_ROWS = 16, 64
-"""Rows of a job: what a step of prefill stores, and what a prefix loads."""
-ROUNDS = 9
+"""Most rows of a job: what a step of prefill stores, and what a prefix loads."""
+JOBS = (1, 8, 32)
+"""Jobs in flight at once."""
+ROUNDS = 5
 PROMPTS = 10
 END_S = 120.0
 """How long an engine may take to end on a busy machine."""
@@ -63,6 +73,8 @@ OWN_CORE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 """As by default: in the process of the prompts, vLLM's loop keeps the interpreter's
 lock while it waits for storage, which slows each thread that needs it."""
 CONTENDERS = ("fs_direct", "kvdock_direct", "fs_buffered", "kvdock_buffered")
+Times = dict[tuple[str, int, str], list[tuple[float, float]]]
+"""Seconds, and processor seconds, by contender, jobs in flight and what they did."""
 
 
 @attrs.frozen(eq=False)
@@ -148,26 +160,53 @@ def kvdock_tier(rows: Rows, folder: Path, *, direct: bool) -> Any:  # noqa: ANN4
             canonical_layout=False, parallel=SimpleNamespace(world_size=1)
         ),
     )
+    identity = tiers.identity(groups=(group,))
     handover = Handover(
-        collect(given, environ={}),
-        tiers.identity(groups=(group,)),
-        AdapterFiles(ThrottledLog()),
+        collect(given, environ={}), identity, AdapterFiles(ThrottledLog())
     )
-    return KvdockTier(spec, memoryview(rows.memory), "KvdockTier", handover=handover)
+    tier = KvdockTier(spec, memoryview(rows.memory), "KvdockTier", handover=handover)
+    tier.open(identity)
+    return tier
 
 
-def moved(tier: Any, keys: list[bytes], first: int, number: int, *, load: bool) -> None:  # noqa: ANN401 - as above
-    """Do one job, and look for its end as often as a busy scheduler."""
+def moved(
+    tier: Any,  # noqa: ANN401 - as above
+    keys: list[bytes],
+    base: int,
+    each: int,
+    jobs: int,
+    *,
+    load: bool,
+) -> None:
+    """Move rows in jobs of `each`, and look for ends as often as a busy scheduler.
+
+    Args:
+        tier: Moves them.
+        keys: Of all rows.
+        base: The first row.
+        each: Rows of a job.
+        jobs: How many are in flight at once.
+        load: Whether to load them, or to store them.
+    """
     from vllm.v1.kv_offload.base import ReqContext  # noqa: PLC0415 - the engine
     from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: PLC0415 - same
 
-    places = np.arange(first, first + len(keys))
-    job = TransferJob(number, keys, places, load, ReqContext(req_id="r"))
-    (tier.submit_load if load else tier.submit_store)(job)
-    while not (results := list(tier.get_finished_jobs())):
-        time.sleep(0.0002)
-    if not results[0].success:
-        raise SystemExit(f"a job has failed: {results[0]}")
+    submit = tier.submit_load if load else tier.submit_store
+    waiting = list(range(0, len(keys), each))[::-1]
+    flying = 0
+    while waiting or flying:
+        while waiting and flying < jobs:
+            first = waiting.pop()
+            part = keys[first : first + each]
+            rows = np.arange(base + first, base + first + len(part))
+            submit(TransferJob(first, part, rows, load, ReqContext(req_id="r")))
+            flying += 1
+        ended = list(tier.get_finished_jobs())
+        if not all(one.success for one in ended):
+            raise SystemExit(f"a job has failed: {ended}")
+        flying -= len(ended)
+        if not ended:
+            time.sleep(0.0002)
 
 
 def looked_up(tier: Any, keys: list[bytes], request: str) -> None:  # noqa: ANN401 - as above
@@ -190,28 +229,53 @@ def looked_up(tier: Any, keys: list[bytes], request: str) -> None:  # noqa: ANN4
             time.sleep(0.0002)
 
 
-def round_of(name: str, rows: Rows, folder: Path, turn: int) -> dict[str, float]:
+def timed(work: Callable[[], None]) -> tuple[float, float]:
+    """Return what work takes in seconds, and in processor seconds of all threads."""
+    began, spent = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - began, time.process_time() - spent
+
+
+def bare_round(rows: Rows, folder: Path, *, direct: bool) -> dict[str, Any]:
+    """Time writing and reading all rows on one thread, in one file."""
+    path = folder / "bare"
+    flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
+    file = os.open(path, flags, 0o600)
+    try:
+
+        def move(call: Callable[..., int], base: int, each: int) -> None:
+            for at in range(0, rows.count, each):
+                part = rows.memory[base + at : base + at + each]
+                if call(file, [part], at * rows.row_bytes) != part.nbytes:
+                    raise SystemExit("a bare call has moved less")
+
+        store = timed(lambda: move(os.pwritev, 0, STORE_ROWS))
+        load = timed(lambda: move(os.preadv, rows.count, LOAD_ROWS))
+    finally:
+        os.close(file)
+        path.unlink()
+    return {"store": store, "load": load}
+
+
+def round_of(name: str, rows: Rows, folder: Path, turn: int, jobs: int) -> Any:  # noqa: ANN401 - as bare_round
     """Time storing, finding and loading all rows with a fresh tier."""
     kind, _, mode = name.partition("_")
+    if kind == "bare":
+        return bare_round(rows, folder, direct=mode == "direct")
     make = fs_tier if kind == "fs" else kvdock_tier
     place = folder / name
     place.mkdir(mode=0o700)
     tier = make(rows, place, direct=mode == "direct")
     keys = [os.urandom(32) + bytes(4) for _ in range(rows.count)]
     rows.memory[rows.count :] = 1
-    took = {}
-    began = time.perf_counter()
-    for first in range(0, rows.count, STORE_ROWS):
-        moved(tier, keys[first : first + STORE_ROWS], first, first, load=False)
-    took["store"] = time.perf_counter() - began
-    began = time.perf_counter()
-    looked_up(tier, keys, f"look-{turn}")
-    took["lookup"] = time.perf_counter() - began
-    began = time.perf_counter()
-    for first in range(0, rows.count, LOAD_ROWS):
-        part = keys[first : first + LOAD_ROWS]
-        moved(tier, part, rows.count + first, rows.count + first, load=True)
-    took["load"] = time.perf_counter() - began
+    each = min(LOAD_ROWS, rows.count // jobs)
+    took = {
+        "store": timed(
+            lambda: moved(tier, keys, 0, min(STORE_ROWS, each), jobs, load=False)
+        ),
+        "lookup": timed(lambda: looked_up(tier, keys, f"look-{turn}")),
+        "load": timed(lambda: moved(tier, keys, rows.count, each, jobs, load=True)),
+    }
     if not (rows.memory[rows.count :] == rows.memory[: rows.count]).all():
         raise SystemExit(f"{name} has loaded other bytes")
     tier.shutdown()
@@ -219,39 +283,72 @@ def round_of(name: str, rows: Rows, folder: Path, turn: int) -> dict[str, float]
     return took
 
 
-def tier_level(rounds: int) -> dict[str, Any]:
+@contextmanager
+def beside(busy: int) -> Iterator[None]:
+    """Run processes that never wait beside what is measured."""
+    command = [sys.executable, "-c", "while True: pass"]
+    started = [subprocess.Popen(command) for _ in range(busy)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def tier_level(rounds: int, busy: int) -> dict[str, Any]:
     """Compare the tiers on rows of two sizes."""
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(dir=vllm_environment.VENV) as name:
+    with (
+        tempfile.TemporaryDirectory(dir=vllm_environment.VENV) as name,
+        beside(busy),
+    ):
         for size, (row_bytes, count) in SIZES.items():
             rows = Rows.of(row_bytes, count)
-            took: dict[tuple[str, str], list[float]] = {}
+            # A page that a virtual host has to give costs many times more.
+            bare_round(rows, Path(name), direct=False)
+            took: Times = {}
             # The first round pays for what is set up on first use.
             for turn in range(-1, rounds):
-                for contender in CONTENDERS:
-                    times = round_of(contender, rows, Path(name), turn)
-                    for what, seconds in times.items() if turn >= 0 else ():
-                        took.setdefault((contender, what), []).append(seconds)
-            gib = row_bytes * count / 2**30
-            for (contender, what), times_s in took.items():
-                best, median = min(times_s), statistics.median(times_s)
-                shown = (
-                    f"{best * 1e3:.2f} ms, median {median * 1e3:.2f} ms"
-                    if what == "lookup"
-                    else f"{gib / best:.2f} GiB/s, median {gib / median:.2f} GiB/s"
-                )
-                print(f"{size} {contender:16} {what:7} best {shown}")
-            for mode in ("direct", "buffered"):
+                for jobs in JOBS:
+                    for one in (*CONTENDERS, "bare_direct", "bare_buffered"):
+                        times = round_of(one, rows, Path(name), turn, jobs)
+                        for what, spent in times.items() if turn >= 0 else ():
+                            took.setdefault((one, jobs, what), []).append(spent)
+            show(size, row_bytes * count / 2**30, took)
+            for jobs, mode in product(JOBS, ("direct", "buffered")):
                 for what in ("store", "load", "lookup"):
-                    theirs = took[f"fs_{mode}", what]
-                    ours = took[f"kvdock_{mode}", what]
-                    found[f"{what}_vs_fs_{mode}_{size}"] = {
-                        "best": round(min(theirs) / min(ours), 2),
-                        "median": round(
-                            statistics.median(theirs) / statistics.median(ours), 2
-                        ),
-                    }
+                    theirs = zip(*took[f"fs_{mode}", jobs, what], strict=True)
+                    ours = zip(*took[f"kvdock_{mode}", jobs, what], strict=True)
+                    ended = f"{jobs}_busy" if busy else str(jobs)
+                    found[f"{what}_vs_fs_{mode}_{size}_{ended}"] = compared(
+                        [*theirs], [*ours]
+                    )
     return found
+
+
+def compared(theirs: list[Any], ours: list[Any]) -> dict[str, float]:
+    """Compare seconds, and processor seconds, of two contenders."""
+    median = statistics.median
+    return {
+        "best": round(min(theirs[0]) / min(ours[0]), 2),
+        "median": round(median(theirs[0]) / median(ours[0]), 2),
+        "cpu": round(median(ours[1]) / median(theirs[1]), 2),
+    }
+
+
+def show(size: str, gib: float, took: Times) -> None:
+    """Print the rate and the processor time of each contender."""
+    for (contender, jobs, what), times in took.items():
+        seconds, spent = zip(*times, strict=True)
+        best, median = min(seconds), statistics.median(seconds)
+        shown = (
+            f"best {best * 1e3:6.2f} ms, median {median * 1e3:6.2f} ms"
+            if what == "lookup"
+            else f"best {gib / best:5.2f} GiB/s, median {gib / median:5.2f} GiB/s, "
+            f"cpu {statistics.median(spent) / gib:.3f} s/GiB"
+        )
+        print(f"{size:>3} {contender:15} {jobs:2} jobs {what:6} {shown}")
 
 
 def start(kind: str, model: Path, folder: Path) -> subprocess.Popen[str]:
@@ -350,10 +447,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--level", choices=("tier", "engine"))
+    parser.add_argument("--busy", type=int, default=0, help="busy processes beside")
     given = parser.parse_args()
     figures: dict[str, Any] = {}
     if given.level != "engine":
-        figures |= tier_level(given.rounds)
+        figures |= tier_level(given.rounds, given.busy)
     if given.level != "tier":
         figures |= engine_level(given.prompts)
     # Nothing that is called like this file is imported any more.
@@ -365,11 +463,13 @@ def main() -> None:
         "vllm": vllm_environment.VLLM,
         "rounds": given.rounds,
         "prompts": given.prompts,
+        "busy": given.busy,
     }
-    if not given.level:
-        RESULT.parent.mkdir(exist_ok=True)
-        whole = {"machine": about, "figures": figures}
-        RESULT.write_text(json.dumps(whole, indent=2) + "\n")
+    RESULT.parent.mkdir(exist_ok=True)
+    part = bool(given.level or given.busy) and RESULT.exists()
+    kept = json.loads(RESULT.read_text())["figures"] if part else {}
+    whole = {"machine": about, "figures": kept | figures}
+    RESULT.write_text(json.dumps(whole, indent=2) + "\n")
     print(json.dumps(figures))
 
 

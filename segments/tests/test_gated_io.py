@@ -117,7 +117,17 @@ class Trial:
     granule: int
     direct: bool
     threads: int
+    cached: bool
     damaged: set[int]
+
+    def prepare(self, patch: pytest.MonkeyPatch) -> None:
+        """Cut calls as small as the trial says; without a cache, all of them wait."""
+        patch.setattr(io, "GRANULE", self.granule)
+        patch.setattr(io, "MOST_GRANULE", self.granule)
+        patch.setattr(posix_io, "GRANULE", self.granule)
+        patch.setattr(io, "_TASK", 2 * self.granule)
+        if not self.cached:
+            patch.setattr(posix_io, "_CACHED", 0)
 
 
 TRIALS = st.builds(
@@ -128,6 +138,7 @@ TRIALS = st.builds(
     granule=st.sampled_from([4096, 8192, 512 << 10]),
     direct=st.booleans(),
     threads=st.integers(1, 2),
+    cached=st.booleans(),
     damaged=st.sets(st.integers(0, 9)),
 )
 
@@ -138,9 +149,7 @@ def test_a_read_leaves_memory_alone_once_its_gate_is_closed(
     tmp_path_factory: pytest.TempPathFactory, trial: Trial
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(io, "GRANULE", trial.granule)
-        patch.setattr(posix_io, "GRANULE", trial.granule)
-        patch.setattr(io, "_TASK", 2 * trial.granule)
+        trial.prepare(patch)
         engine = PosixIOEngine(trial.threads, direct=trial.direct)
         table = Table.of(
             engine, tmp_path_factory.mktemp("t") / "d", trial.sizes, trial.seed
@@ -177,9 +186,7 @@ def test_a_write_reports_nothing_that_was_taken_after_its_gate_was_closed(
     tmp_path_factory: pytest.TempPathFactory, trial: Trial
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(io, "GRANULE", trial.granule)
-        patch.setattr(posix_io, "GRANULE", trial.granule)
-        patch.setattr(io, "_TASK", 2 * trial.granule)
+        trial.prepare(patch)
         engine = PosixIOEngine(trial.threads, direct=trial.direct)
         table = Table.of(
             engine, tmp_path_factory.mktemp("t") / "d", trial.sizes, trial.seed

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from kvdock.daemon_threads import DaemonThreads
 from kvdock_segments import IORequest, IOResult, PosixIOEngine, checksums
-from kvdock_segments.io import DEADLINE
+from kvdock_segments.io import DEADLINE, plan_request
 
 
 @pytest.fixture(params=["buffered", "direct"])
@@ -118,6 +118,23 @@ def test_large_objects_are_moved_whole(engine: PosixIOEngine, tmp_path: Path) ->
         assert memory[: 2 * nbytes] == memory[2 * nbytes :]
         del holder
     engine.close_file(token)
+
+
+@pytest.mark.parametrize(
+    ("object_bytes", "together"),
+    [(64 << 10, 8), (96 << 10, 5), (1 << 20, 2), (3 << 19, 2), (3 << 20, 1)],
+)
+def test_a_call_takes_whole_objects_and_at_most_two_large_ones(
+    object_bytes: int, together: int
+) -> None:
+    target = np.zeros(1, np.uint8)
+    offsets = [at * object_bytes for at in range(16)]
+    sizes = np.broadcast_to(np.array([[object_bytes]]), (16, 1))
+    at = np.array(offsets)[:, None] + target.ctypes.data
+    plan, tasks = plan_request(transfer(0, offsets, at, sizes), IOResult.of(16))
+    assert plan.runs == [*range(0, 16, together), 16]
+    assert together * object_bytes <= plan.granule
+    assert (tasks[0][0], tasks[-1][1]) == (0, len(plan.runs) - 1)
 
 
 def test_the_end_of_a_file_is_short_and_not_an_error(

@@ -90,9 +90,9 @@ class MemoryGate:
 
     An engine that cannot hold back the pages of an abandoned call gives a batch
     a gate. A backend that declares `gated_get` or `gated_put` touches the memory
-    of such a batch only between `enter` and `leave`. It must do no I/O in
-    between: abandoning the call closes the gate, which waits until every thread
-    has left it.
+    of such a batch only between `enter` and `leave`. It must wait for
+    no I/O in between: abandoning the call closes the gate, which waits until
+    every thread has left it.
     """
 
     __slots__ = ("_closed", "_inside", "_left", "_lock")

@@ -7,14 +7,15 @@ never queues behind a long one, and parallelism is bounded.
 Tasks are cut so that the bytes are in the processor's cache for the checksum:
 it is computed just before they are written, or just after they were read.
 
-Where memory has a gate, bytes are read into a bounce buffer of the thread and copied
-from there while the gate is open; and they are hashed while it is open before they
-are written, so that an object of memory that changed meanwhile is not reported, and
-its checksum would not fit.
+Where memory has a gate, bytes in the page cache are read and hashed while it is open,
+and all others are read into a bounce buffer of the thread first and copied from there;
+and they are hashed while it is open before they are written, so that an object of
+memory that changed meanwhile is not reported, and its checksum would not fit.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import time
@@ -23,7 +24,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -37,18 +37,20 @@ from kvdock_segments.io import (
     EMPTY_CHECKSUM,
     GRANULE,
     MOST_BUFFERS,
+    MOST_GRANULE,
     IOEngine,
     IOPlan,
     IORequest,
     IOResult,
+    Tasks,
     address_space,
+    is_small,
     plan_request,
 )
 
-if TYPE_CHECKING:
-    from kvdock.batch import MemoryGate
-
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
+_CACHED: int = getattr(os, "RWF_NOWAIT", 0)
+"""Reads what is in the page cache, and waits for no disk."""
 _Move = Callable[[int, list[memoryview], int], int]
 _Pieces = list[tuple[int, int]]
 """Host address and bytes of each piece of memory."""
@@ -67,7 +69,10 @@ class PosixIOEngine(IOEngine):
         self._direct = direct
         self._threads = max(1, threads)
         self._space = address_space()
-        self._bounce = BounceBuffer(GRANULE)
+        self._bounce = BounceBuffer(MOST_GRANULE)
+        self._probe = [bytearray(1)]
+        # One entry for each call under way: a list is changed without a lock.
+        self._calls: list[None] = []
         self._helpers = DaemonThreads(self._threads - 1)
         self._guard = ProcessGuard()
 
@@ -95,10 +100,18 @@ class PosixIOEngine(IOEngine):
         if not len(request):
             return result
         plan, tasks = plan_request(request, result)
-        if len(tasks) == 1 or self._threads == 1:
-            for first, last in tasks:
-                self._work(plan, first, last)
-            return result
+        self._calls.append(None)
+        try:
+            if len(tasks) == 1 or self._threads == 1 or self._is_alone(request, plan):
+                self._work(plan, 0, tasks[-1][1])
+            else:
+                self._share(plan, tasks)
+        finally:
+            self._calls.pop()
+        return result
+
+    def _share(self, plan: IOPlan, tasks: Tasks) -> None:
+        """Move the runs of tasks on this thread and on helpers."""
         todo = deque(tasks)
         helpers = self._pool()
         futures: list[Future[None]] = []
@@ -116,7 +129,20 @@ class PosixIOEngine(IOEngine):
         for future in futures:
             if not future.cancelled():
                 future.result()
-        return result
+
+    def _is_alone(self, request: IORequest, plan: IOPlan) -> bool:
+        """Return whether a call has no helpers: they add nothing but their hand-over.
+
+        Calls at once share the processors already. Small objects in the page cache are
+        moved with the interpreter's lock held, by one thread at a time: a second one
+        adds a tenth of processor time, and nothing to the rate.
+        """
+        if self._direct:
+            return False
+        if len(self._calls) >= self._threads:
+            return True
+        small = not plan.write and is_small(request)
+        return small and self._is_cached(plan.files[-1], plan.offsets[-1])
 
     def _pool(self) -> DaemonThreads:
         if self._guard.forked:
@@ -161,23 +187,11 @@ class PosixIOEngine(IOEngine):
             None if they are too large for one call, or the call fails.
         """
         if plan.gate is not None and not plan.write:
-            return self._together_gated(plan, plan.gate, start, stop)
-        space = self._space
-        addresses, sizes = plan.addresses[start:stop], plan.sizes[start:stop]
-        if plan.pieces == 1:
-            views = [
-                space[at : at + size]
-                for (at,), (size,) in zip(addresses, sizes, strict=True)
-            ]
-        else:
-            views = [
-                space[at : at + size]
-                for row, each in zip(addresses, sizes, strict=True)
-                for at, size in zip(row, each, strict=True)
-                if size
-            ]
+            found = self._from_cache(plan, start, stop)
+            return found or self._together_gated(plan, start, stop)
+        views = self._views(plan, start, stop)
         wanted = sum(map(len, views))
-        if wanted > GRANULE or len(views) > MOST_BUFFERS:
+        if wanted > plan.granule or len(views) > MOST_BUFFERS:
             return None
         if (self._direct and not _aligned(views, wanted)) or not plan.enter():
             return None
@@ -194,9 +208,67 @@ class PosixIOEngine(IOEngine):
             return None
         return sums if plan.write else self._sums(plan, start, stop, views)
 
-    def _together_gated(
-        self, plan: IOPlan, gate: MemoryGate, start: int, stop: int
-    ) -> list[int] | None:
+    def _views(self, plan: IOPlan, start: int, stop: int) -> list[memoryview]:
+        space = self._space
+        addresses, sizes = plan.addresses[start:stop], plan.sizes[start:stop]
+        if plan.pieces == 1:
+            return [
+                space[at : at + size]
+                for (at,), (size,) in zip(addresses, sizes, strict=True)
+            ]
+        return [
+            space[at : at + size]
+            for row, each in zip(addresses, sizes, strict=True)
+            for at, size in zip(row, each, strict=True)
+            if size
+        ]
+
+    def _from_cache(self, plan: IOPlan, start: int, stop: int) -> list[int]:
+        """Read adjacent objects into place from the page cache; return their checksums.
+
+        Returns:
+            Nothing if not all of them are there, or the gate is closed.
+        """
+        if self._direct:
+            return []
+        file, offset = plan.files[start], plan.offsets[start]
+        views = self._views(plan, start, stop)
+        wanted = sum(map(len, views))
+        if wanted > plan.granule or len(views) > MOST_BUFFERS:
+            return []
+        # Asked before the gate is entered: a read that finds nothing has the file
+        # system read ahead, which may wait for a disk that hangs.
+        if self._is_cached(file, offset + wanted - 1) and plan.enter():
+            try:
+                with suppress(OSError):
+                    whole = os.preadv(file, views, offset, _CACHED) == wanted
+                    sums = self._sums(plan, start, stop, views)
+                    right = plan.expected[start:stop] if plan.expected else sums
+                    if not whole or sums != right:
+                        self._wipe(plan, start, sums, right if whole else [])
+                    return sums if whole else []
+            finally:
+                plan.leave()
+        return []
+
+    def _wipe(
+        self, plan: IOPlan, start: int, sums: list[int], right: list[int]
+    ) -> None:
+        """Leave no byte of objects whose checksum is not right, or not known."""
+        for row, found in enumerate(sums):
+            if not right or found != right[row]:
+                one = start + row
+                for at, size in plan.pieces_of(one, one + 1):
+                    ctypes.memset(at, 0, size)
+
+    def _is_cached(self, file: int, offset: int) -> bool:
+        """Return whether the page cache has a byte of a file, as far as is known."""
+        try:
+            return bool(_CACHED and os.preadv(file, self._probe, offset, _CACHED))
+        except OSError:
+            return False
+
+    def _together_gated(self, plan: IOPlan, start: int, stop: int) -> list[int] | None:
         """Read adjacent objects into the bounce buffer, and copy those that are right.
 
         Returns:
@@ -204,8 +276,9 @@ class PosixIOEngine(IOEngine):
         """
         totals = plan.totals[start:stop].tolist()
         wanted = sum(totals)
-        if wanted > GRANULE:
+        if wanted > plan.granule:
             return None
+        gate = plan.gate
         bounce, file, offset = self._bounce, plan.files[start], plan.offsets[start]
         try:
             if bounce.read(file, offset, wanted, direct=self._direct) != wanted:

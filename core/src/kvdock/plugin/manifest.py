@@ -268,7 +268,7 @@ class Manifest:
             Where only some settings ask for that, `kvdock_check_capability`
             distinguishes them.
         gated_get: Never lands bytes in the memory of a GET that was abandoned:
-            it writes there only inside of `Batch.gate`, and does no I/O in it.
+            it writes there only inside of `Batch.gate`, and waits for no I/O in it.
         gated_put: Never serves bytes that a PUT took from memory after it was
             abandoned: it reads there only inside of `Batch.gate`, or hashes
             there before it writes, so that changed bytes are found corrupt. A

@@ -67,6 +67,10 @@ class DeadlineFuture:
         return True
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class TransferFuture(DeadlineFuture):
     """A read or a write of pages of one pool.
 
@@ -94,6 +98,8 @@ class TransferFuture(DeadlineFuture):
         self._leases = leases
         self.on_rejected: Callable[[OutcomeArray], None] | None = None
         """Called with the outcomes if it ends without having run."""
+        self.on_ended: Callable[[], None] = _nothing
+        """Called once its outcomes are known, with its lock held."""
         # Held until the end: waiting for a lock costs a tenth of an event.
         self._over = threading.Lock()
         self._over.acquire()
@@ -150,6 +156,7 @@ class TransferFuture(DeadlineFuture):
         if self._outcomes is None:
             self._seconds = time.monotonic() - self._began_s
             self._outcomes = outcomes
+            self.on_ended()
             self._over.release()
 
     def reject(self, outcome: Outcome) -> None:

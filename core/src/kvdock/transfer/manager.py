@@ -6,6 +6,7 @@ writes have separate workers, so a slow store never delays a load.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -41,6 +42,11 @@ class TransferManager(ClosedAfterUse):
         self.attachment = attachment
         self._core = attachment.core
         self._pools = dict(attachment.pools_by_name)
+        self.any_ended = threading.Event()
+        """Set when a transfer ends, for one that polls many to clear.
+
+        Not set by a deadline that passes in the queue, or when pages become free.
+        """
         given = self._core.transfers
         self._executors = {
             Operation.GET: BackgroundExecutor(
@@ -126,6 +132,7 @@ class TransferManager(ClosedAfterUse):
         future = TransferFuture(
             operation, pool, own, given, deadline_s, attached.leases
         )
+        future.on_ended = self.any_ended.set
         context = copy_context()
         if attached.channel.observes_pages:
             told = partial(attached.placements[0].notify_pages, operation, names)

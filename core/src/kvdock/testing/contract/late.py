@@ -7,6 +7,7 @@ than inside of the gate is seen. Real I/O is held back until its call is abandon
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -52,6 +53,8 @@ HELD_S = 20.0
 
 POSITIONAL = ("pread", "preadv", "pwrite", "pwritev")
 """Functions of `os` that tests hold back."""
+_FLAGS = 3
+"""Position of the flags of `preadv` and `pwritev`."""
 
 
 class WatchedGate(MemoryGate):
@@ -121,6 +124,9 @@ class HeldIO:
         """Return a function that waits before it moves any byte."""
 
         def held(*given: Any) -> Any:  # noqa: ANN401 - as the function has them
+            if len(given) > _FLAGS and given[_FLAGS] & getattr(os, "RWF_NOWAIT", 0):
+                # A disk that takes its time has nothing in the page cache.
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             with self._lock:
                 mine = self.begun
                 self.begun += 1
