@@ -37,7 +37,13 @@ from kvdock_segments.segment import (
 )
 
 if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
+    from kvdock.arrays import (
+        BoolArray,
+        Int32Array,
+        Int64Array,
+        OutcomeArray,
+        UInt64Array,
+    )
     from kvdock_segments.io import IOEngine, Token
     from kvdock_segments.limits import StoreLimits, StoreLocation
 
@@ -408,7 +414,7 @@ class Catalog:
         for folder in list(self.folders.values()):
             folder.flush_uses()
 
-    def open(self, numbers: Int64Array) -> OpenSegments:
+    def open(self, numbers: Int32Array | Int64Array) -> OpenSegments:
         """Open the files of segments, by number; `release` ends it."""
         held: list[Segment] = []
         tokens = []

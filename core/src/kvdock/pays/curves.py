@@ -34,6 +34,8 @@ _CHANGE = 5.0
 """Contradictions in a row, all on one side, that are a change; clear ones count half of
 it, so that two of them are."""
 _LEAST_SAMPLES = 2
+_AT_ONCE = 32
+"""Calls that are learned together, unless the curve is asked for before."""
 _LEAST_STEP = 16
 """Tokens of the longest piece of a step that says something about prefill."""
 _MOST_STEPS = 4
@@ -198,10 +200,16 @@ class LoadMeter:
         self.time = SharedTime(clock)
         self._lock = threading.Lock()
         self._curves: dict[str, LoadCurve] = {}
+        self._ended: list[tuple[str, int, float, float]] = []
 
     def curve(self, pool: str) -> LoadCurve:
-        """Return the curve of a pool."""
-        return self._curves.get(pool) or self._curves.setdefault(pool, LoadCurve())
+        """Return the curve of a pool, with all calls that have ended."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+            for name, nbytes, took_s, now_s in ended:
+                curve = self._curves.setdefault(name, LoadCurve())
+                curve.add(nbytes, took_s, now_s)
+            return self._curves.setdefault(pool, LoadCurve())
 
     def abandon(self, began: float, pool: str, nbytes: int) -> None:
         """Note that a call was abandoned by its caller; `end` may still follow.
@@ -209,8 +217,8 @@ class LoadMeter:
         Until then it counts with the time that it took, if that is far from expected.
         """
         shared_s, now_s = self.time.advance(-1)
+        curve, took_s = self.curve(pool), shared_s - began
         with self._lock:
-            curve, took_s = self.curve(pool), shared_s - began
             expected_s = curve.latency_s + nbytes / curve.bytes_per_s
             if nbytes and (took_s > _FAR_OFF * expected_s or not curve.known):
                 curve.add(nbytes, took_s, now_s)
@@ -218,9 +226,12 @@ class LoadMeter:
     def end(self, began: float, pool: str, nbytes: int, *, late: bool = False) -> None:
         """Take a call that has ended, with the bytes that it loaded."""
         shared_s, now_s = self.time.advance(0 if late else -1)
-        if nbytes:
-            with self._lock:
-                self.curve(pool).add(nbytes, shared_s - began, now_s)
+        if not nbytes:
+            return
+        with self._lock:
+            self._ended.append((pool, nbytes, shared_s - began, now_s))
+        if len(self._ended) >= _AT_ONCE:
+            self.curve(pool)
 
 
 class ComputeCurve:
