@@ -9,6 +9,10 @@ worker's stack at the first system call, the plugin relay included. Files are
 those of kvdock's packages and of pluggy whose functions run between the two;
 numpy and the standard library are not counted. Above a limit the script says
 so and ends with status 1; the last line is JSON.
+
+Then it counts what whole calls do, in all threads: function calls of Python and C,
+and system calls, of 128 pages in a full store, on average; and hand-offs to other
+threads of a call with four pools.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import FrameType
@@ -35,8 +41,19 @@ if TYPE_CHECKING:
 LIMITS = {"get": (20, 24), "put": (22, 26)}
 """Operation to the most frames and the most files."""
 
-SYSTEM_CALLS = {"get": "preadv", "put": "pwritev"}
+COUNT_LIMITS = {
+    "put_calls": 1800,
+    "put_system_calls": 52,
+    "put_handoffs": 1,
+    "get_calls": 1000,
+    "get_system_calls": 18,
+    "get_handoffs": 1,
+}
+"""Figure to the most that a call may do."""
+
+SYSTEM_CALLS = {"put": "pwritev", "get": "preadv"}
 PAGES = 4
+BATCH = 128
 _BOOTSTRAP = {threading.__file__}
 """What starts a thread is not a step of a page."""
 
@@ -144,10 +161,94 @@ def measure() -> dict[str, tuple[list[str], list[str]]]:
     return found
 
 
+@attrs.define(eq=False)
+class Tally:
+    """What calls do, in all threads that were started after `threading.setprofile`."""
+
+    operation: str = ""
+    counts: Counter[str] = attrs.field(factory=Counter)
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:  # noqa: ANN401, ARG002 - the profiler's own
+        """Take one event of the profiler."""
+        if not self.operation or event not in {"call", "c_call"}:
+            return
+        self.counts[f"{self.operation}_calls"] += 1
+        if getattr(arg, "__module__", "") in {"posix", "fcntl"}:
+            self.counts[f"{self.operation}_system_calls"] += 1
+        if getattr(arg, "__qualname__", "") == "SimpleQueue.put":
+            self.counts[f"{self.operation}_handoffs"] += 1
+
+    def count(self, operation: str, call: Callable[[], object]) -> None:
+        """Make one call and add what it does."""
+        sys.setprofile(self)
+        self.operation = operation
+        try:
+            call()
+        finally:
+            self.operation = ""
+            sys.setprofile(None)
+
+
+def attached(root: str, pools: int) -> Attachment:
+    """Attach pools of 4 KiB a page over one file store, of 4,000 pages for one pool."""
+    specs = [
+        PoolSpec(
+            name=f"pool{at}", kind=PoolKind.K_ONLY, parts=[Part("k", "u8", (256,))],
+            layers=[0], page_tokens=16, anchor=not at,
+        )
+        for at in range(pools)
+    ]  # fmt: skip
+    dock = Dock.load(require=["file"])
+    plan = dock.plan(specs, Shard(), prefer=["file"])
+    memory = [np.ones((BATCH, 4096), np.uint8) for _ in specs]
+    regions = {
+        one.name: Region.of(one, Shard(), [its], BATCH)
+        for one, its in zip(specs, memory, strict=True)
+    }
+    settings = {
+        "file": {
+            "root": root,
+            "free_space": 0,
+            "quota": (16 if pools == 1 else 1024) << 20,
+        }
+    }
+    return Attachment.open(dock, plan, Namespace(model="m"), regions, settings)
+
+
+def counts() -> dict[str, float]:
+    """Return the figures of `COUNT_LIMITS`."""
+    found: dict[str, float] = {}
+    for pools, turns, kinds in (
+        (1, 60, ("calls", "system_calls")),
+        (4, 5, ("handoffs",)),
+    ):
+        pages = {f"pool{at}": np.arange(BATCH) for at in range(pools)}
+        tally = Tally()
+        threading.setprofile(tally)
+        try:
+            with tempfile.TemporaryDirectory() as root, attached(root, pools) as cache:
+                for turn in range(2 * turns):
+                    names = [f"{turn:032x}{at:032x}" for at in range(BATCH)]
+                    cache.exists(names)
+                    for operation in SYSTEM_CALLS:
+                        move = partial(getattr(cache, operation), names, pages)
+                        if turn < turns:  # until the store is full
+                            move()
+                        else:
+                            tally.count(operation, move)
+        finally:
+            threading.setprofile(None)
+        for kind in kinds:
+            for operation in SYSTEM_CALLS:
+                name = f"{operation}_{kind}"
+                found[name] = tally.counts[name] / turns
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Print the figures; return 1 if one is above its limit."""
     began = time.monotonic()
-    figures: dict[str, int] = {}
+    figures: dict[str, float] = {}
     status = 0
     for operation, (stack, files) in measure().items():
         most_frames, most_files = LIMITS[operation]
@@ -164,6 +265,12 @@ def main(arguments: list[str]) -> int:
             status = 1
         if len(stack) > most_frames or len(files) > most_files:
             print(f"{operation}: above the limit; see --stacks")
+            status = 1
+    for name, count in counts().items():
+        figures[name] = round(count, 1)
+        print(f"{name}: {count:.1f} (at most {COUNT_LIMITS[name]})")
+        if count > COUNT_LIMITS[name]:
+            print(f"{name}: above the limit")
             status = 1
     print(f"measured in {time.monotonic() - began:.1f} s")
     print(json.dumps(figures))

@@ -33,6 +33,12 @@ def test_a_page_reaches_the_system_call_within_its_frames_and_files() -> None:
     assert figures["get_files"] <= 24
     assert figures["put_frames"] <= 22
     assert figures["put_files"] <= 26
+    # A put into a full store claims one segment.
+    assert figures["put_system_calls"] <= 52
+    assert figures["put_calls"] <= 1800
+    assert figures["get_calls"] <= 1000
+    # The pools of a call move on one thread.
+    assert figures["put_handoffs"] == figures["get_handoffs"] == 1
 
 
 @pytest.mark.parametrize(
@@ -45,4 +51,12 @@ def test_one_frame_or_file_too_many_is_a_failure(
     script = loaded()
     found = {"get": (["frame"] * stack, ["file"] * files)}
     monkeypatch.setattr(script, "measure", lambda: found)
+    monkeypatch.setattr(script, "counts", dict)
     assert script.main([]) == status
+
+
+def test_one_hand_off_too_many_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = loaded()
+    monkeypatch.setattr(script, "measure", dict)
+    monkeypatch.setattr(script, "counts", lambda: {"put_handoffs": 2})
+    assert script.main([]) == 1

@@ -73,9 +73,9 @@ _GROWTH = 64
 folder again. A scan for each of thousands of segments takes the square of their
 number."""
 _MOST_PLANS = 8  # for one segment
-_PLANNED = 0.75
-"""Segments whose pages a plan takes at least. In a store of twelve, half a segment
-restores no more and claims a third more segments."""
+_PLANNED = 1.0
+"""Segments whose pages a plan takes at least. In a store of twelve, three quarters of
+one restore no more and claim a quarter more segments."""
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 _FAULTY = 3
 """Segments that fail one after the other before the disk counts as failing: then

@@ -37,7 +37,13 @@ from kvdock_segments.segment import (
 )
 
 if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
+    from kvdock.arrays import (
+        BoolArray,
+        Int32Array,
+        Int64Array,
+        OutcomeArray,
+        UInt64Array,
+    )
     from kvdock_segments.io import IOEngine, Token
     from kvdock_segments.limits import StoreLimits, StoreLocation
 
@@ -68,10 +74,12 @@ class OpenSegments:
     tokens: tuple[Token, ...]
     failed: UInt64Array
 
-    @property
-    def strides(self) -> Int64Array:
-        """Bytes from a slot to the next, int64 (segments,)."""
-        return np.array([segment.slot_bytes for segment in self.segments], np.int64)
+    def offsets(self, files: Int64Array, slots: Int64Array) -> Int64Array:
+        """Return where slots begin in their files, int64 (n,)."""
+        strides = [segment.slot_bytes for segment in self.segments]
+        if len(set(strides)) == 1:
+            return slots * strides[0]
+        return slots * np.array(strides, np.int64)[files]
 
     def position_of(self, identities: UInt64Array) -> Int64Array:
         """Return which segment has each identity, int64 (n,), or `ABSENT`."""
@@ -400,12 +408,12 @@ class Catalog:
         for folder in list(self.folders.values()):
             folder.flush_uses()
 
-    def open(self, numbers: Int64Array) -> OpenSegments:
+    def open(self, numbers: Int32Array | Int64Array) -> OpenSegments:
         """Open the files of segments, by number; `release` ends it."""
         held: list[Segment] = []
         tokens = []
         failed = []
-        for number in np.unique(numbers).tolist():
+        for number in sorted(set(numbers.tolist())):
             segment = self.segments.get(number)
             if segment is None:
                 continue

@@ -43,7 +43,7 @@ _PLAIN_TOMB = int(_TOMB)
 _FULLEST = 0.5  # maximum share of lanes in use; above it, too many buckets overflow
 _ROOMY = 0.35  # maximum share after growing
 _SMALLEST = 64  # buckets
-_FEW = 4  # keys that are placed one by one
+_FEW = 4  # keys that are found and placed one by one
 _SOME = 24  # of many keys: those that are found or placed one by one after the others
 _STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
 
@@ -99,7 +99,10 @@ class HashTable:
             digests: uint64 (n, 2), what to look for.
             known: uint64 (rows, 2), the digest of each row.
         """
-        if not 0 < len(digests) <= _STEP or not len(known):
+        if len(digests) <= _FEW:
+            each = [self.find_one(low, high, known) for low, high in digests.tolist()]
+            return np.array(each, np.int64)
+        if len(digests) > _STEP or not len(known):
             return self.find_anywhere(digests, known)
         found, unsure = self.find_at_home(digests, known)
         if len(unsure) > _SOME:

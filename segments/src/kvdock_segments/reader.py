@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kvdock_segments.catalog import Catalog, LookupResult, OpenSegments
     from kvdock_segments.format import Records
     from kvdock_segments.io import Token
-    from kvdock_segments.segment import Segment
 
 _OK = int(Outcome.OK)
 """A plain number: numpy looks for arrays in members of enumerations, which takes
@@ -25,6 +24,8 @@ microseconds for each."""
 _ABSENT = int(Outcome.ABSENT)
 _ONE_OK = np.zeros(1, np.uint8)
 _ONE_OK.flags.writeable = False
+_FIRST = np.zeros(1, np.int64)
+_FIRST.flags.writeable = False
 _SLOT_SHIFT = np.uint64(48)
 _EXPIRY = 2**32 - 1
 _CHECKSUM, _TIMES, _SEGMENT, _PLACE = 2, 3, 5, 6
@@ -90,9 +91,12 @@ class Reader:
             if token is None:
                 return None
             index.touch_one(row, index.clock.begin_read(1, batch.deadline_s))
-        slots = np.array([words[_PLACE] >> 48])
+        offsets = np.array([(words[_PLACE] >> 48) * segment.slot_bytes])
         sums = np.array([words[_CHECKSUM]], np.uint64)
-        result = self._read(batch, segment, token, slots, sums)
+        try:
+            result = self._read(batch, (token,), _FIRST, offsets, sums)
+        finally:
+            catalog.release_one(segment)
         if (
             result.errors[0]
             or int(result.checksums[0]) != words[_CHECKSUM]
@@ -104,7 +108,7 @@ class Reader:
         return BatchResult(_ONE_OK, result.nbytes, expire_at=ends)
 
     def get_together(self, batch: Batch) -> BatchResult | None:
-        """Load objects of one size, all there and in one segment; else as `get_one`."""
+        """Load objects of one size, all there and whole; else as `get_one`."""
         catalog, sizes = self._catalog, batch.sizes
         if not sizes.size or sizes.strides[0]:
             return None
@@ -114,25 +118,26 @@ class Reader:
         with catalog.lock:
             index = catalog.index
             rows = index.find(digests)
-            first = int(rows.min())
-            if first < 0 or not size:
+            if not size or int(rows.min()) < 0:
                 return None
-            number = int(index.segment_of[first])
-            segment = catalog.segments.get(number)
-            if segment is None or int(rows.max()) >= segment.rows.span.stop:
+            words, numbers = index.words[rows], index.segment_of[rows]
+            if np.count_nonzero(index.object_bytes_in[numbers] != size):
                 return None
-            words = index.words[rows]
-            right = not (
-                index.object_bytes_in[number] != size
-                or np.count_nonzero(words[:, _SEGMENT] != segment.name.segment)
-            )
-            token = catalog.open_one(segment) if right else None
-            if token is None:
-                return None
-            index.touch(rows, index.clock.read(len(rows), batch.deadline_s))
-        slots = (words[:, _PLACE] >> _SLOT_SHIFT).astype(np.int64)
+            held = catalog.open(numbers)
+            files = held.position_of(words[:, _SEGMENT])
+            there = int(files.min()) >= 0
+            if there:
+                index.touch(rows, index.clock.read(len(rows), batch.deadline_s))
         sums = words[:, _CHECKSUM]
-        result = self._read(batch, segment, token, slots, sums)
+        try:
+            if not there:
+                return None
+            slots = (words[:, _PLACE] >> _SLOT_SHIFT).astype(np.int64)
+            result = self._read(
+                batch, held.tokens, files, held.offsets(files, slots), sums
+            )
+        finally:
+            catalog.release(held)
         if (
             np.count_nonzero(result.errors)
             or np.count_nonzero(result.checksums != sums)
@@ -145,28 +150,25 @@ class Reader:
     def _read(
         self,
         batch: Batch,
-        segment: Segment,
-        token: Token,
-        slots: Int64Array,
+        files: tuple[Token, ...],
+        file_of: Int64Array,
+        offsets: Int64Array,
         expected: UInt64Array,
     ) -> IOResult:
-        """Read all objects of a batch from one segment, and end the use of its file."""
-        try:
-            return self._engine.move(
-                IORequest(
-                    write=False,
-                    files=(token,),
-                    file_of=np.zeros(len(slots), np.int64),
-                    offsets=slots * segment.slot_bytes,
-                    addresses=batch.addresses,
-                    sizes=batch.sizes,
-                    deadline_s=batch.deadline_s,
-                    gate=batch.gate,
-                    expected=expected,
-                )
+        """Read all objects of a batch."""
+        return self._engine.move(
+            IORequest(
+                write=False,
+                files=files,
+                file_of=file_of,
+                offsets=offsets,
+                addresses=batch.addresses,
+                sizes=batch.sizes,
+                deadline_s=batch.deadline_s,
+                gate=batch.gate,
+                expected=expected,
             )
-        finally:
-            self._catalog.release_one(segment)
+        )
 
     def get_any(self, batch: Batch) -> BatchResult:
         """Load what can be loaded, and find out what is wrong with the rest."""
@@ -262,7 +264,7 @@ def _transfer(
         write=False,
         files=held.tokens,
         file_of=files,
-        offsets=found.records["slot"][chosen].astype(np.int64) * held.strides[files],
+        offsets=held.offsets(files, found.records["slot"][chosen].astype(np.int64)),
         addresses=batch.addresses[at],
         sizes=batch.sizes[at],
         deadline_s=batch.deadline_s,

@@ -34,6 +34,8 @@ _CHANGE = 5.0
 """Contradictions in a row, all on one side, that are a change; clear ones count half of
 it, so that two of them are."""
 _LEAST_SAMPLES = 2
+_AT_ONCE = 32
+"""Calls that are learned together, unless the curve is asked for before."""
 _LEAST_STEP = 16
 """Tokens of the longest piece of a step that says something about prefill."""
 _MOST_STEPS = 4
@@ -58,7 +60,7 @@ class DecayedFit:
     ) -> None:
         features = len(shape)
         self._half_life_s = half_life_s
-        self._shape = np.array(shape) * _FLOOR
+        self._shape = [one * _FLOOR for one in shape]
         self._products = [[0.0] * features for _ in range(features)]
         self._sums = [0.0] * features
         self._known = [0.0] * features
@@ -97,24 +99,54 @@ class DecayedFit:
         if self._solved:
             return self._known
         self._solved = True
-        products, sums = np.array(self._products), np.array(self._sums)
+        # Plain numbers: arrays take ten times as long for two or three features.
+        places, products = range(len(self._sums)), self._products
         # In units in which what is known is 1, so that a change keeps proportions.
-        least = self._shape / np.sqrt(np.maximum(np.diag(products), 1e-300))
-        unit = np.maximum(self._known, least)
-        products *= np.outer(unit, unit)
-        prior = float(np.trace(products)) * (_PRIOR if any(self._known) else 1e-6)
-        products += prior * np.eye(len(unit))
-        sums = sums * unit + prior * np.array(self._known) / unit
-        free = np.ones(len(unit), np.bool_)
-        found = np.zeros(len(unit))
-        while free.any():
-            found[:] = 0.0
-            found[free] = np.linalg.solve(products[np.ix_(free, free)], sums[free])
-            if found.min() >= 0:
+        unit = [
+            max(known, shape / math.sqrt(max(products[at][at], 1e-300)))
+            for at, (known, shape) in enumerate(
+                zip(self._known, self._shape, strict=True)
+            )
+        ]
+        prior = sum(products[at][at] * unit[at] ** 2 for at in places)
+        prior *= _PRIOR if any(self._known) else 1e-6
+        free, found = list(places), [0.0] * len(unit)
+        while free:
+            rows = [
+                [
+                    *(
+                        unit[at] * products[at][to] * unit[to] + prior * (at == to)
+                        for to in free
+                    ),
+                    self._sums[at] * unit[at] + prior * self._known[at] / unit[at],
+                ]
+                for at in free
+            ]
+            found = [0.0] * len(unit)
+            for at, value in zip(free, _solve(rows), strict=True):
+                found[at] = value
+            if min(found) >= 0:
                 break
-            free[found.argmin()] = False
-        self._known = (np.maximum(found, 0.0) * unit).tolist()
+            free.remove(found.index(min(found)))
+        self._known = [
+            max(value, 0.0) * one for value, one in zip(found, unit, strict=True)
+        ]
         return self._known
+
+
+def _solve(rows: list[list[float]]) -> list[float]:
+    """Solve a positive definite system; each row ends with its right side."""
+    for at, row in enumerate(rows):
+        for below in rows[at + 1 :]:
+            factor = below[at] / row[at]
+            for to in range(at, len(row)):
+                below[to] -= factor * row[to]
+    found: list[float] = []
+    for at in reversed(range(len(rows))):
+        row = rows[at]
+        known = sum(a * x for a, x in zip(row[at + 1 : -1], found, strict=True))
+        found.insert(0, (row[-1] - known) / row[at])
+    return found
 
 
 class LoadCurve:
@@ -165,10 +197,16 @@ class LoadMeter:
         self.time = SharedTime(clock)
         self._lock = threading.Lock()
         self._curves: dict[str, LoadCurve] = {}
+        self._ended: list[tuple[str, int, float, float]] = []
 
     def curve(self, pool: str) -> LoadCurve:
-        """Return the curve of a pool."""
-        return self._curves.get(pool) or self._curves.setdefault(pool, LoadCurve())
+        """Return the curve of a pool, with all calls that have ended."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+            for name, nbytes, took_s, now_s in ended:
+                curve = self._curves.setdefault(name, LoadCurve())
+                curve.add(nbytes, took_s, now_s)
+            return self._curves.setdefault(pool, LoadCurve())
 
     def abandon(self, began: float, pool: str, nbytes: int) -> None:
         """Note that a call was abandoned by its caller; `end` may still follow.
@@ -176,8 +214,8 @@ class LoadMeter:
         Until then it counts with the time that it took, if that is far from expected.
         """
         shared_s, now_s = self.time.advance(-1)
+        curve, took_s = self.curve(pool), shared_s - began
         with self._lock:
-            curve, took_s = self.curve(pool), shared_s - began
             expected_s = curve.latency_s + nbytes / curve.bytes_per_s
             if nbytes and (took_s > _FAR_OFF * expected_s or not curve.known):
                 curve.add(nbytes, took_s, now_s)
@@ -185,9 +223,12 @@ class LoadMeter:
     def end(self, began: float, pool: str, nbytes: int, *, late: bool = False) -> None:
         """Take a call that has ended, with the bytes that it loaded."""
         shared_s, now_s = self.time.advance(0 if late else -1)
-        if nbytes:
-            with self._lock:
-                self.curve(pool).add(nbytes, shared_s - began, now_s)
+        if not nbytes:
+            return
+        with self._lock:
+            self._ended.append((pool, nbytes, shared_s - began, now_s))
+        if len(self._ended) >= _AT_ONCE:
+            self.curve(pool)
 
 
 class ComputeCurve:

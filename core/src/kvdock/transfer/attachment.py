@@ -33,6 +33,7 @@ from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.transfer.page_indices import resolve_page_indices
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
+from kvdock.transfer.together import OneThread
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
@@ -60,8 +61,13 @@ class Attachment(ClosedAfterUse):
     _close_peers: Callable[[float], bool] | None = attrs.field(
         init=False, default=None, repr=False
     )
+    _one_thread: OneThread = attrs.field(init=False, repr=False)
     pays: LoadPolicy = attrs.field(init=False, repr=False)
     """Decides for an engine how much of a prefix it loads."""
+
+    @_one_thread.default
+    def _thread(self) -> OneThread:
+        return OneThread(self.core.calls.max_concurrent_calls)
 
     @pays.default
     def _policy(self) -> LoadPolicy:
@@ -152,7 +158,9 @@ class Attachment(ClosedAfterUse):
         """
         deadline_s = self.core.deadlines.until("close", timeout_s)
         quiet = self._close_peers is None or self._close_peers(deadline_s)
-        return self._backends.close(deadline_s) and quiet
+        self._one_thread.close()
+        ended = self._backends.close(deadline_s)
+        return self._one_thread.join(deadline_s) and ended and quiet
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is running, abandoned ones and copies included."""
@@ -267,8 +275,11 @@ class Attachment(ClosedAfterUse):
         outcomes: dict[str, OutcomeArray] = {}
         nbytes: dict[str, int] = {}
         good = np.ones(len(hashes), np.bool_)
-        for name, attached in sorted(pools.items(), key=lambda one: one[1].pool.anchor):
-            pool, own = attached.pool, where[name]
+
+        def move(name: str, late: OutcomeArray | None = None) -> None:
+            nonlocal good
+            attached, own = pools[name], where[name]
+            pool = attached.pool
             whole = not pool.anchor or np.count_nonzero(good) == len(good)
             wanted = own if whole else np.where(good, own, NO_PAGE)
             times = CallTimes(asked) if asked else None
@@ -278,8 +289,8 @@ class Attachment(ClosedAfterUse):
             ):
                 # What is there keeps its trailer, and with that its own time.
                 there = attached.find(hashes, deadline_s)
-            result = attached.transfer(Operation.PUT, hashes, wanted, deadline_s, times)
-            outcomes[name] = result
+            put = (Operation.PUT, hashes, wanted, deadline_s, times)
+            outcomes[name] = result = attached.transfer(*put) if late is None else late
             stored = result == _OK
             if times is not None and timed:
                 mine = attached.answers_of_put(hashes, own, stored, times)
@@ -290,6 +301,9 @@ class Attachment(ClosedAfterUse):
             nbytes[name] = count * attached.page_bytes
             if pool.required and count < len(stored):
                 good &= stored if pool.anchor else stored | (own == NO_PAGE)
+
+        order = sorted(pools, key=lambda name: pools[name].pool.anchor)
+        self._in_turn(pools, order, where, move)
         retained = combined(answers, len(hashes)) if timed else None
         return TransferResult(leading(good), outcomes, nbytes, where, retained)
 
@@ -364,18 +378,22 @@ class Attachment(ClosedAfterUse):
         outcomes: dict[str, OutcomeArray] = {}
         loaded: dict[str, BoolArray] = {}
         reach = len(hashes)
-        for name, attached in sorted(
-            pools.items(), key=lambda one: not one[1].pool.anchor
-        ):
+
+        def move(name: str, late: OutcomeArray | None = None) -> None:
+            nonlocal reach
             wanted = where[name]
             if reach < len(hashes):
                 wanted = wanted.copy()
                 wanted[reach:] = NO_PAGE
-            result = attached.transfer(Operation.GET, hashes, wanted, deadline_s)
+            get = (Operation.GET, hashes, wanted, deadline_s)
+            result = pools[name].transfer(*get) if late is None else late
             outcomes[name] = result
             loaded[name] = result == _OK
-            if attached.pool.anchor:
+            if pools[name].pool.anchor:
                 reach = leading(loaded[name])
+
+        order = sorted(pools, key=lambda name: not pools[name].pool.anchor)
+        self._in_turn(pools, order, where, move)
         hits = evaluate(self._pools(pools), loaded, len(hashes))
         self.notify_restored(loaded, hits.best)
         nbytes = {
@@ -383,6 +401,24 @@ class Attachment(ClosedAfterUse):
             for name, ok in loaded.items()
         }
         return TransferResult(hits.best, outcomes, nbytes, where)
+
+    def _in_turn(
+        self,
+        pools: Mapping[str, AttachedPool],
+        names: list[str],
+        where: Mapping[str, Int64Array],
+        move: Callable[..., None],
+    ) -> None:
+        """Move the pools of a call: on one thread, where their backend is the same."""
+        every = {one.channel for it in pools.values() for one in it.placements}
+        if len(names) > 1 and len(every) == 1:
+            self._one_thread.run(names, move)
+            if names:  # the call of this one is abandoned
+                none = where[names[0]] == NO_PAGE
+                codes = np.where(none, Outcome.ABSENT, Outcome.TIMEOUT)
+                move(names.pop(0), codes.astype(np.uint8))
+        for name in names:
+            move(name)
 
     def take_page_events(self) -> tuple[PageEvent, ...]:
         """Return which pages were stored, and which are gone, since the last call.
