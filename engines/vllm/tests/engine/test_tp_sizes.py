@@ -30,6 +30,7 @@ def phase(lives: Lives, family: str, size: int, folder: Path, name: str) -> Any:
     ("family", "sizes"),
     [
         pytest.param("llama_2", (1, 2), id="heads"),
+        pytest.param("swa_full_2", (1, 2), id="windows beside full attention"),
         pytest.param("mla", (1, 2), id="latent pages"),
     ],
 )

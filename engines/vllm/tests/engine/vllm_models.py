@@ -308,6 +308,13 @@ FAMILIES = {
             prompt_tokens=200,
             embedding_scale=0.02,
         ),
+        Tiny(
+            name="swa_full_2",
+            config=_divisible(_window_and_full, 2),
+            pools=("kv", "swa"),
+            prompt_tokens=200,
+            embedding_scale=0.02,
+        ),
         Tiny(name="long_rope", config=_long_rope),
         Tiny(name="tuned", config=_tuned_temperature),
         Tiny(name="chunked", config=_chunked, pools=("kv", "swa"), prompt_tokens=200),
