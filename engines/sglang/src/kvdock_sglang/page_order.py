@@ -25,6 +25,7 @@ import textwrap
 import tokenize
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,7 @@ def code_of_method(method: Callable[..., Any]) -> str:
     return _digest(_plain_code(inspect.getsource(method)))
 
 
+@cache
 def _plain_code(source: str) -> str:
     """Return what a class does, in one line without blanks."""
     source = textwrap.dedent(source)
