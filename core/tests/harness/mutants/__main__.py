@@ -9,18 +9,34 @@ from __future__ import annotations
 import collections
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+
+import attrs
 
 from kvdock.testing.subprocess import FinishedRun, Record, run_tests
 from mutants import MUTANTS, suite
 from mutants.mutant import Mutant, word_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
-def hunt(mutants: Iterable[Mutant] = MUTANTS) -> Record:
-    """Run the named test of each mutant."""
+def hunt() -> Record:
+    """Run the named test of each mutant, in two processes: half of them only wait."""
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(_run, (MUTANTS[::2], MUTANTS[1::2]))
+    return attrs.evolve(
+        one,
+        ended=one.ended + other.ended,
+        planned=one.planned + other.planned,
+        unfinished=one.unfinished or other.unfinished,
+        broken=one.broken or other.broken,
+        said=one.said + other.said,
+    )
+
+
+def _run(mutants: Sequence[Mutant]) -> Record:
     return run_tests(
         [
             f"{suite.__file__}::{suite.class_of(mutant)}::{mutant.caught_by}"
