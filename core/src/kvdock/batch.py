@@ -140,6 +140,7 @@ class Batch:
     """Keys of one pool, and where their bytes lie in host memory.
 
     Args:
+        operation: What to do.
         keys: The n keys, unique names of objects.
         addresses: int64 (n, segments), host byte addresses; (n, 0) where no
             bytes are moved: EXISTS, DELETE, CLEAR, and pages without bytes.

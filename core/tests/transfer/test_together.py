@@ -49,13 +49,18 @@ def test_the_pools_of_a_call_are_moved_on_one_thread_in_their_order() -> None:
             assert {*threads} == {"kvdock-pools-0"}
 
 
+def threads_for_pools() -> set[threading.Thread]:
+    """Return those of all attachments: another test may have left some open."""
+    return {one for one in threading.enumerate() if "kvdock-pools" in one.name}
+
+
 def test_one_pool_needs_no_thread_but_that_of_its_backend() -> None:
+    others = threads_for_pools()
     engine = Engine(pools=[attention()], core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(1), [0])
         assert cache.put(hashes(1), engine.where([0])).pages == 1
-        mine = [one for one in threading.enumerate() if "pools" in one.name]
-        assert not mine
+        assert threads_for_pools() <= others
 
 
 def test_a_late_pool_ends_the_call_in_time_and_later_ones_are_not_begun() -> None:
@@ -173,11 +178,10 @@ def test_a_call_that_finds_all_threads_in_use_runs_on_its_own() -> None:
 
 
 def test_closing_leaves_no_thread() -> None:
+    others = threads_for_pools()
     engine = Engine(pools=list(POOLS), core=patient())
     with engine.attachment as cache:
         engine.fill(hashes(1), [0])
         cache.put(hashes(1), engine.where([0]))
-        assert any("kvdock-pools" in one.name for one in threading.enumerate())
-    assert until(
-        lambda: not any("kvdock-pools" in one.name for one in threading.enumerate())
-    )
+        assert threads_for_pools() - others
+    assert until(lambda: threads_for_pools() <= others)

@@ -79,6 +79,7 @@ class Region:
     """Host memory of one pool on one rank, as affine maps of page indices.
 
     Args:
+        pool: The pool's name, for messages.
         pages: Number of pages that the memory holds.
         objects: What one page is stored as, in key order.
         bases: int64 (objects, segments), host byte addresses of page 0.

@@ -142,7 +142,12 @@ class Capability(StrEnum):
 
 @attrs.frozen
 class Verdict:
-    """One answer about one capability; truthy if it can be relied on."""
+    """One answer about one capability; truthy if it can be relied on.
+
+    Args:
+        support: The grade.
+        reason: Why, for the route table.
+    """
 
     support: Support
     reason: str
