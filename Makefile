@@ -38,8 +38,8 @@ $(STAMP): requirements-dev.txt $(PROJECTS)
 demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process (examples/models).
 	@$(BIN)/python examples/models $(ARGS)
 
-test: $(STAMP) ## Run the quick tests in three processes: on two cores one of them waits.
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
+test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, big stores.
 	$(BIN)/python -m pytest -m slow $(ARGS)
