@@ -141,6 +141,7 @@ def test_a_key_has_one_digest_alone_and_among_others(
     ]
 
 
+@example(slots=[0, 1, 2], row=[65536, 65536, 65536], write=False)
 @given(
     slots=st.lists(st.integers(0, 400), min_size=1, max_size=120, unique=True),
     row=st.lists(

@@ -402,17 +402,20 @@ def plan_arrays(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
     before = np.cumsum(ordered) - ordered
     most_bytes = int(ordered.max())
     granule_bytes = granule_of(most_bytes)
-    granule = before // granule_bytes
+    most = max(1, MOST_BUFFERS // max(1, sizes.shape[1]))
     cut = np.ones(count, np.bool_)
     inner = cut[1:]
     np.not_equal(offsets[1:], (offsets + ordered)[:-1], out=inner)
-    inner |= granule[1:] != granule[:-1]
+    if 0 < most_bytes <= granule_bytes and most_bytes == ordered.min():
+        most = min(most, granule_bytes // most_bytes)  # whole objects
+    else:
+        granule = before // granule_bytes
+        inner |= granule[1:] != granule[:-1]
     if not one_file:
         inner |= files[1:] != files[:-1]
     if most_bytes > granule_bytes:
         # An object of several granules does not share a call with others.
         inner |= (ordered[1:] > granule_bytes) | (ordered[:-1] > granule_bytes)
-    most = max(1, MOST_BUFFERS // max(1, sizes.shape[1]))
     cut[::most] = True
     starts = np.flatnonzero(cut)
     task = before[starts] // max(_TASK, granule_bytes)
