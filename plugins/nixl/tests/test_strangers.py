@@ -35,12 +35,15 @@ Place = tuple[str, int]
 def places_of(metadata: bytes) -> set[Place]:
     """Return where an agent listens: the ports that are in its address.
 
-    Libraries that other tests used may listen and connect in this process as well.
+    Libraries that other tests used may listen and connect in this process as well,
+    and two bytes of an address may be like such a port: agents listen on IPv4.
     """
     return {
         one.getsockname()
         for one in own_tcp_sockets()
-        if listens(one) and one.getsockname()[1].to_bytes(2, "big") in metadata
+        if one.family == socket.AF_INET
+        and listens(one)
+        and one.getsockname()[1].to_bytes(2, "big") in metadata
     }
 
 

@@ -55,6 +55,9 @@ log = logging.getLogger("kvdock.vllm")
 _LOOK_S = 0.01
 """Seconds after which jobs are looked at although none is known to have ended."""
 
+_WARN_S = 10.0
+"""Seconds between two log lines of a drain that has to wait."""
+
 
 @attrs.frozen(eq=False)
 class _Part:
@@ -447,7 +450,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         """
         for job in self._jobs:
             for _, transfer in job.transfers:
-                while not transfer.wait(_LOOK_S):
+                while not transfer.wait(_WARN_S):
                     log.warning(
                         "waiting for storage to release rows of pool %s", transfer.pool
                     )
@@ -497,7 +500,3 @@ def _events(
         )
         return None
     return StoredKeys(names, handover.settings.core.page_events)
-
-
-_LOOK_S = 10.0
-"""Seconds between two log lines of a drain that has to wait."""
