@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.events import BatchEnded, Event
+from kvdock.pays import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
+from kvdock.resilience import background_executor
 from kvdock.transfer.manager import TransferManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kvdock.transfer.futures import TransferFuture
 
 
 def stored(engine: Engine, count: int) -> list[str]:
@@ -159,3 +168,116 @@ def test_a_task_at_its_deadline_does_not_wait_for_a_hanging_neighbour() -> None:
         assert time.monotonic() - began < 30
         holding.release.set()
         assert all(one.wait(60) for one in futures)
+
+
+class Loads:
+    """Loads that wait for a reader which is held; then how many pages each call had."""
+
+    def __init__(self, readers: int = 1, observers: tuple[object, ...] = ()) -> None:
+        core = patient(transfers={"readers": readers})
+        self.engine = Engine([Shelf()], (attention(),), core, observers=[*observers])
+        self.manager = TransferManager(self.engine.attachment)
+        self.names = stored(self.engine, 24)
+        self.holding = self.engine.shelf.trouble = Holding(*self.names[:readers])
+        self.sizes: list[int] = []
+        self.held = [self.read(at) for at in range(readers)]
+        until(lambda: self.holding.inside == readers)
+
+    def read(self, *pages: int, timeout_s: float | None = None) -> TransferFuture:
+        names = [self.names[at] for at in pages]
+        return self.manager.read("kv", names, [*pages], timeout_s=timeout_s)
+
+    def go_on(self, *loads: TransferFuture) -> list[int]:
+        """Let all of them end; return the pages of each call that was made."""
+        sizes: list[int] = []
+
+        def note(batch: Batch) -> None:
+            sizes.append(len({key.split("/")[1] for key in batch.keys}))
+
+        self.engine.shelf.trouble = note
+        self.holding.release.set()
+        assert all(one.wait(60) for one in (*self.held, *loads))
+        return sizes
+
+
+@pytest.fixture
+def held_loads() -> Iterator[Callable[..., Loads]]:
+    """Return what makes loads that wait, and closes what they need at the end."""
+    with ExitStack() as opened:
+
+        def make(*args: Any) -> Loads:
+            made = Loads(*args)
+            opened.enter_context(made.manager)
+            return made
+
+        yield make
+
+
+def test_small_loads_that_wait_go_in_one_call_and_end_each_for_itself(
+    held_loads: Callable[..., Loads],
+) -> None:
+    waiting = held_loads()
+    one, two = waiting.read(1, 2), waiting.read(3)
+    three = waiting.manager.read("kv", hashes(30)[28:], [4, 5])
+    four = waiting.read(6, 7)
+    assert waiting.go_on(one, two, three, four) == [7]
+    assert [len(load.outcomes) for load in (one, two, three, four)] == [2, 1, 2, 2]
+    assert three.outcomes.tolist() == [Outcome.ABSENT] * 2
+    for load, pages in ((one, (1, 2)), (two, (3,)), (four, (6, 7))):
+        assert not load.outcomes.any()
+        for page in pages:
+            assert waiting.engine.holds("kv", waiting.names[page], page)
+
+
+def test_loads_that_wait_are_shared_by_the_readers(
+    held_loads: Callable[..., Loads],
+) -> None:
+    waiting = held_loads(2)
+    assert sorted(waiting.go_on(*map(waiting.read, range(2, 8)))) == [1, 2, 3]
+
+
+def test_loads_go_together_up_to_a_size(
+    held_loads: Callable[..., Loads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = held_loads()
+    page_bytes = waiting.engine.attachment["kv"].page_bytes
+    monkeypatch.setattr(background_executor, "MOST_AT_ONCE", 2 * page_bytes)
+    assert waiting.go_on(*map(waiting.read, range(1, 6))) == [2, 2, 1]
+
+
+def test_a_load_with_less_time_does_not_shorten_that_of_others(
+    held_loads: Callable[..., Loads],
+) -> None:
+    waiting = held_loads()
+    loads = [waiting.read(at, timeout_s=(9000.0, 50.0)[at == 2]) for at in (1, 2, 3)]
+    assert waiting.go_on(*loads) == [1, 1, 1]
+
+
+def test_loads_that_are_cut_or_recorded_for_a_request_go_alone(
+    held_loads: Callable[..., Loads],
+) -> None:
+    class Recorder:
+        observes_pages = True
+
+        @hookimpl
+        def kvdock_observe(self, event: Event) -> None:
+            pass
+
+    recorded = held_loads(1, (Recorder(),))
+    assert recorded.go_on(*map(recorded.read, (1, 2))) == [1, 1]
+    waiting = held_loads()
+    with limited_by(LoadLimit(np.array([600.0, 0.0]))):
+        loads = [*map(waiting.read, (1, 2))]
+    assert waiting.go_on(*loads) == [1, 1]
+
+
+def test_a_load_whose_time_is_over_leaves_the_others_it_waited_with(
+    held_loads: Callable[..., Loads],
+) -> None:
+    waiting = held_loads()
+    late, good = waiting.read(1), waiting.read(2)
+    late.reject(Outcome.TIMEOUT)
+    assert waiting.go_on(late, good) == [1]
+    assert late.outcomes.tolist() == [Outcome.TIMEOUT]
+    assert not good.outcomes.any()
+    assert waiting.engine.holds("kv", waiting.names[2], 2)

@@ -2,18 +2,21 @@
 
 A call that a task makes runs on the task's own thread, see `executor`. One that
 passes its deadline takes that thread with it: the task ends with TIMEOUT, another
-thread goes on with the queue, and the lost one ends when the call does.
+thread goes on with the queue, and the lost one ends when the call does. Small tasks
+that wait, and say that they may, are run as one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
+from itertools import accumulate
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
 import attrs
 import numpy as np
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock")
 
 Work = Callable[[], "OutcomeArray"]
+
+MOST_AT_ONCE = 8 << 20
+"""Bytes up to which tasks are run as one: the first one then waits some 2 ms more."""
 
 
 class QueuedFuture(Protocol):
@@ -50,12 +56,40 @@ class QueuedFuture(Protocol):
         """End with one outcome, unless it runs."""
 
 
+Futures = list[QueuedFuture]
+
+
+@attrs.frozen(eq=False)
+class Group:
+    """What lets tasks that wait be run as one.
+
+    Args:
+        key: Equal for tasks that may be.
+        nbytes: What the task moves.
+        deadline_s: Of the task, on `time.monotonic()`'s clock.
+        work: Returns the outcomes of all pages of some futures, in their order.
+    """
+
+    key: Hashable
+    nbytes: int
+    deadline_s: float
+    work: Callable[[Futures], OutcomeArray]
+
+    def takes(self, other: Group | None) -> TypeGuard[Group]:
+        """Return whether another task may join: it has about as much time left."""
+        if other is None or other.key != self.key:
+            return False
+        left_s = self.deadline_s - time.monotonic()
+        return abs(other.deadline_s - self.deadline_s) <= left_s / 10
+
+
 @attrs.frozen(eq=False)
 class _Task:
     """A task in the queue, and what it does."""
 
     future: QueuedFuture
     work: Work
+    group: Group | None = None
 
 
 _Inbox = SimpleQueue[_Task | None]
@@ -83,7 +117,9 @@ class BackgroundExecutor:
         self._closed = False
         self._guard = ProcessGuard()
 
-    def submit(self, future: QueuedFuture, work: Work) -> None:
+    def submit(
+        self, future: QueuedFuture, work: Work, group: Group | None = None
+    ) -> None:
         """Queue a task; reject it, at once, if the queue is full.
 
         `work` returns an outcome for each page, on a worker.
@@ -92,7 +128,7 @@ class BackgroundExecutor:
             future.reject(Outcome.UNAVAILABLE)
             return
         with self._lock:
-            rejected = self._place(_Task(future, work))
+            rejected = self._place(_Task(future, work, group))
         if rejected is not Outcome.OK:
             future.reject(rejected)
 
@@ -173,27 +209,30 @@ class BackgroundExecutor:
     def _work(self, inbox: _Inbox) -> None:
         mine = cast("BackgroundThread", threading.current_thread())
         while (task := inbox.get()) is not None:
-            while task is not None:
-                mine.on_abandoned = partial(self._lose, mine, task.future)
+            tasks = [task]
+            del task
+            while tasks:
+                futures = [one.future for one in tasks]
+                mine.on_abandoned = partial(self._lose, mine, futures)
                 try:
-                    started = task.future.start()
-                    outcomes = self._outcomes(task) if started else None
+                    begun = [one for one in futures if one.start()]
+                    outcomes = self._outcomes(tasks, begun) if begun else None
                 except TaskAbandoned:
                     return  # another thread has taken its place
                 # An idle worker must not keep memory alive.
-                del mine.on_abandoned
-                task = self._end(task, outcomes, inbox)
-                del outcomes
+                del mine.on_abandoned, futures
+                tasks = self._end(begun, outcomes, inbox)
+                del outcomes, begun
             if self._closed:
                 return
 
     def _end(
-        self, task: _Task, outcomes: OutcomeArray | None, inbox: _Inbox
-    ) -> _Task | None:
-        """End a task, if it ran; return the next one, None makes the worker idle."""
+        self, begun: Futures, outcomes: OutcomeArray | None, inbox: _Inbox
+    ) -> list[_Task]:
+        """End tasks that ran; return the next ones, none makes the worker idle."""
         with self._lock:
-            following = self._waiting.popleft() if self._waiting else None
-            if following is None:
+            following = self._next()
+            if not following:
                 self._running -= 1
                 if not self._closed:
                     self._idle.append(inbox)
@@ -201,11 +240,32 @@ class BackgroundExecutor:
             # Last, and with the lock held: what it wakes needs the interpreter, and
             # would go to sleep again if this thread still had much to do.
             if outcomes is not None:
-                task.future.finish(outcomes)
+                ends = [*accumulate(map(len, begun))]
+                for future, end in zip(begun, ends, strict=True):
+                    future.finish(outcomes[end - len(future) : end])
         return following
 
-    def _lose(self, thread: BackgroundThread, future: QueuedFuture) -> None:
-        """End the task of a thread whose call is abandoned, and replace the thread."""
+    def _next(self) -> list[_Task]:
+        """Take the first task of the queue, and those behind it that may join it.
+
+        Not more of them than this worker's share.
+        """
+        if not self._waiting:
+            return []
+        share = -(-len(self._waiting) // self._workers)
+        taken = [self._waiting.popleft()]
+        group = taken[0].group
+        room = MOST_AT_ONCE - group.nbytes if group is not None else 0
+        while group is not None and len(taken) < share:
+            other = self._waiting[0].group
+            if not group.takes(other) or other.nbytes > room:
+                break
+            room -= other.nbytes
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _lose(self, thread: BackgroundThread, futures: Futures) -> None:
+        """End the tasks of a thread whose call is abandoned, and replace the thread."""
         with self._lock:
             self._threads.discard(thread)
             self._running -= 1
@@ -213,12 +273,16 @@ class BackgroundExecutor:
                 self._running += 1
                 inbox.put(self._waiting.popleft())
             self._changed.notify_all()
-        future.finish(np.full(len(future), Outcome.TIMEOUT, np.uint8))
+        for one in futures:
+            one.finish(np.full(len(one), Outcome.TIMEOUT, np.uint8))
 
-    def _outcomes(self, task: _Task) -> OutcomeArray:
+    def _outcomes(self, tasks: list[_Task], begun: Futures) -> OutcomeArray:
+        group = tasks[0].group
         try:
-            return task.work()
+            if len(tasks) > 1 and group is not None:
+                return group.work(begun)
+            return tasks[0].work()
         except Exception:
             # A defect of ours: storage answers with outcomes.
             log.exception("a transfer in the background failed")
-            return np.full(len(task.future), Outcome.ERROR, np.uint8)
+            return np.full(sum(map(len, begun)), Outcome.ERROR, np.uint8)

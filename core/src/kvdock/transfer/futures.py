@@ -96,6 +96,8 @@ class TransferFuture(DeadlineFuture):
         super().__init__(deadline_s, threading.Lock())
         self._held = held
         self._leases = leases
+        self.hashes: list[str] = []
+        """Of a load, those of its pages."""
         self.on_rejected: Callable[[OutcomeArray], None] | None = None
         """Called with the outcomes if it ends without having run."""
         self.on_ended: Callable[[], None] = _nothing

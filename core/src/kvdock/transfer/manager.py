@@ -9,14 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kvdock.batch import Operation
 from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError, did_you_mean
-from kvdock.resilience.background_executor import BackgroundExecutor
+from kvdock.events import TENANT
+from kvdock.pays.policy import LIMIT
+from kvdock.resilience.background_executor import BackgroundExecutor, Group
 from kvdock.synchronization import check_deadline
 from kvdock.transfer.futures import TransferFuture
 from kvdock.transfer.result import NO_PAGE
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     from kvdock.arrays import OutcomeArray
     from kvdock.retention import Retention
+    from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.attachment import Attachment
 
 Times = tuple["Retention", "Callable[[OutcomeArray], None]"]
@@ -143,8 +148,34 @@ class TransferManager(ClosedAfterUse):
                 return context.run(attached.store, names, own, deadline_s, *times)
             return context.run(attached.transfer, operation, names, own, deadline_s)
 
-        self._executors[operation].submit(future, work)
+        group = None
+        if operation is Operation.GET:
+            future.hashes = names
+            group = self._group(attached, future, context)
+        self._executors[operation].submit(future, work, group)
         return future
+
+    @staticmethod
+    def _group(
+        attached: AttachedPool, future: TransferFuture, context: Context
+    ) -> Group | None:
+        """Return what lets loads of other requests go with this one, in one call.
+
+        None where a load is cut for its request, or recorded by request.
+        """
+        if LIMIT.get() is not None or attached.channel.observes_pages:
+            return None
+
+        def together(loads: Sequence[Any]) -> OutcomeArray:
+            names = [name for one in loads for name in one.hashes]
+            pages = np.concatenate([one.pages for one in loads])
+            deadline_s = min(one.deadline_s for one in loads)
+            batch = (Operation.GET, names, pages, deadline_s)
+            return context.run(attached.transfer, *batch)
+
+        nbytes = len(future) * attached.page_bytes
+        key = (attached.pool.name, TENANT.get())
+        return Group(key, nbytes, future.deadline_s, together)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no transfer is queued or running, and no call is abandoned.
