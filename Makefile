@@ -42,6 +42,9 @@ test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, big stores.
+	$(BIN)/python -m pytest -m "slow and not long" $(ARGS)
+
+test-slow-all: $(STAMP) ## The same with what another test proves as well, with other settings.
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-hf3fs: $(STAMP) ## Run the tests of hf3fs on a real mount: MOUNT=/its/mount/point [MODE=posix].

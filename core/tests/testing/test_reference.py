@@ -41,6 +41,7 @@ class TestStores(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
+@pytest.mark.slow
 class TestOwnMemory(BackendContract):
     plugin = "allocating_reference:plugin"
 
@@ -53,6 +54,7 @@ class TestOwnMemory(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
+@pytest.mark.slow
 class TestPeers(BackendContract):
     plugin = "peer_reference:peers"
 
@@ -81,6 +83,7 @@ class TestFolder(BackendContract):
         return ShelfOracle(FolderShelf(tmp_path))
 
 
+@pytest.mark.slow
 class TestServer(BackendContract):
     plugin = "server_reference:plugin"
 

@@ -25,6 +25,7 @@ class SealedOracle(FileOracle):
         super().resize(key, nbytes + more)
 
 
+@pytest.mark.slow
 class TestSealedFile(BackendContract):
     plugin = "sealed:file"
 

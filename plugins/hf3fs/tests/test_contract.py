@@ -47,6 +47,7 @@ class TestUsrbioUnderFaults(FaultContract):
         return {"root": root, "free_space": 0}
 
 
+@pytest.mark.slow
 class TestPosix(BackendContract):
     plugin = "hf3fs"
 
@@ -71,6 +72,7 @@ class TestPosix(BackendContract):
         return oracle_of(config)
 
 
+@pytest.mark.slow
 class TestPosixUnderFaults(FaultContract):
     plugin = "hf3fs"
 
@@ -81,7 +83,7 @@ class TestPosixUnderFaults(FaultContract):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestPosixOnTmpfs(TestPosix):
     @pytest.fixture
     def folder(self) -> Iterator[Path]:

@@ -34,6 +34,8 @@ class TestGeneric(BackendContract):
         return settings_of(standins.Shelf, space)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 class TestV1(BackendContract):
     plugin = "hicache"
     large_objects = False
@@ -43,6 +45,7 @@ class TestV1(BackendContract):
         return settings_of(standins.Pointers, space)
 
 
+@pytest.mark.slow
 class TestV2(BackendContract):
     plugin = "hicache"
     large_objects = False

@@ -58,6 +58,7 @@ class TestAIO(NixlContract):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestIOUringDirect(NixlContract):
     more = MappingProxyType({"direct": True})
 

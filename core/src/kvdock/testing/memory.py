@@ -118,9 +118,8 @@ class PageMemory:
         blocks = tuple(bring(n + 2 * GUARD_BYTES) for n in each)
         for block in blocks:
             block[:] = GUARD
-        memory = cls(pool, shard, pages, blocks)
-        memory.blank(0, pages)
-        return memory
+            block[GUARD_BYTES:-GUARD_BYTES] = BLANK
+        return cls(pool, shard, pages, blocks)
 
     @property
     def insides(self) -> list[ByteArray]:
@@ -133,9 +132,11 @@ class PageMemory:
 
     def blank(self, first: int, last: int) -> None:
         """Fill some pages with the pattern of unread memory."""
-        for page in range(first, last):
-            for part in self.pool.parts:
-                self._view(part, page)[:] = BLANK
+        layers = 1
+        if self.pool.layout is Layout.LAYER_FIRST:
+            layers = len(self.pool.local_layers(self.shard))
+        for inside in self.insides:
+            inside.reshape(layers, self.pages, -1)[:, first:last] = BLANK
 
     def _view(self, part: Part, page: int) -> ByteArray:
         """Return one part of a page as (layer, entry, unit, row bytes)."""
