@@ -41,10 +41,12 @@ UNRELIABLE = {
 ONE_AT_A_TIME = threading.Lock()
 """Held while servers start, to know whose they are."""
 EVERY = [(name, plugin) for plugin in PLUGINS for name in tiny_models.MODELS]
-LONG = {("llama", "mooncake"), ("latent", "mooncake")}
-"""Left to `make test-sglang-all`: their pools are in others of these stories."""
+SHORT = {("llama", "file"), ("recurrent", "file"), ("window", "mooncake")}
+"""All others are left to `make test-sglang-all`: their pools, and their stores, are in
+these stories and in `RESTORED`."""
 CASES = [
-    pytest.param(*one, marks=[pytest.mark.long] if one in LONG else []) for one in EVERY
+    pytest.param(*one, marks=[] if one in SHORT else [pytest.mark.long])
+    for one in EVERY
 ]
 RESTORED = [("recurrent", "nixl"), ("window", "s3"), ("latent", "hf3fs")]
 """Stores that are only restored from, each with another model: time is short. 3FS
