@@ -210,7 +210,7 @@ def test_a_damaged_or_killed_store_costs_time_and_no_answer(
 
 
 @pytest.mark.parametrize(
-    ("name", "plugin"), [one for one in EVERY if one[1] == INJECTED]
+    ("name", "plugin"), [one for one in CASES if one.values[1] == INJECTED]
 )
 def test_sglangs_failure_injector_costs_hits_and_no_answer(
     name: str, plugin: str, stories: Callable[[str, str], Story]
