@@ -1,7 +1,7 @@
 """Measure the file backend against the machine and against its peers.
 
 Usage: python benchmarks/file.py [--dir DIR] [--disk DIR] [--rounds N]
-                                 [--name NAME] [--quick]
+                                 [--name NAME] [--quick] [--busy N]
 
 Layer: the backend's hook and everything below it; `Attachment` is not part of it.
 Pages of 64K to 4M in batches of 128, in order and at random, put and get,
@@ -11,8 +11,9 @@ within one run, and a figure is the median over rounds of the ratio within a rou
 SGLang's HiCacheFile takes part where `.venv-sglang` is in the checkout, which `make
 test-sglang` builds, or where TESTS_OF_KVDOCK_SGLANG_PYTHON names its interpreter.
 With `--disk` pages of 1M are also moved on a real disk: with O_DIRECT, and buffered
-with fsync at the end of each put. The last line is a JSON object; the whole of it is
-also written to benchmarks/results/NAME.json.
+with fsync at the end of each put. With --busy N, N processes that never wait run beside
+all contenders. The last line is a JSON object; the whole of it is also written to
+benchmarks/results/NAME.json.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from file_contenders import (
     Raw,
     Rows,
 )
-from machine import describe, sglang_python
+from machine import beside, describe, sglang_python
 
 SIZES = {"64K": 64 << 10, "256K": 256 << 10, "1M": 1 << 20, "4M": 4 << 20}
 BATCH = 128
@@ -201,7 +202,7 @@ def index_figures(where: Path | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure everything and print it."""
+    """Read what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--dir", type=Path, default=IN_MEMORY, help="folder to measure in"
@@ -211,7 +212,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="no big indexes")
     parser.add_argument("--disk", type=Path, help="folder on a real disk")
     parser.add_argument("--sizes", nargs="*", default=list(SIZES))
+    parser.add_argument("--busy", type=int, default=0, help="busy processes beside")
     args = parser.parse_args()
+    with beside(args.busy):
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Measure what is asked for, and print it."""
     python = sglang_python()
     if not python:
         print("HiCacheFile is left out: `make test-sglang` brings SGLang")

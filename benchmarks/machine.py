@@ -1,9 +1,13 @@
-"""Describe the machine that figures were taken on."""
+"""Describe the machine that figures were taken on, and keep it busy."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +18,19 @@ def sglang_python() -> str:
     """Return an interpreter that has SGLang, or "" where there is none."""
     python = os.environ.get("TESTS_OF_KVDOCK_SGLANG_PYTHON", str(SGLANG_PYTHON))
     return python if Path(python).exists() else ""
+
+
+@contextmanager
+def beside(busy: int) -> Iterator[None]:
+    """Run processes that never wait beside what is measured."""
+    command = [sys.executable, "-c", "while True: pass"]
+    started = [subprocess.Popen(command) for _ in range(busy)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
 
 
 def describe(folder: Path | None = None) -> dict[str, str | float]:

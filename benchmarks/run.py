@@ -1,19 +1,23 @@
 """Run benchmarks one after the other; the last line is all their figures.
 
-Usage: python benchmarks/run.py [NAME ...]
+Usage: python benchmarks/run.py [--busy N] [NAME ...]
 
-Each NAME is a script beside this one whose last line is a JSON object.
+Each NAME is a script beside this one whose last line is a JSON object. With --busy N,
+N processes that never wait run beside them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from machine import beside
+
 HERE = Path(__file__).parent
-QUICK = ("startup", "plan", "sessions", "attach", "page_path")
+QUICK = ("startup", "plan", "sessions", "attach", "page_path", "byte_costs")
 
 
 def figures_of(name: str) -> dict[str, object]:
@@ -33,14 +37,20 @@ def figures_of(name: str) -> dict[str, object]:
     return found
 
 
-def main(names: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Run the benchmarks that are named, or the quick ones."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--busy", type=int, default=0, help="busy processes beside")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    given = parser.parse_args(arguments)
+    names: list[str] = given.names
     every: dict[str, object] = {}
     for name in names:
         if not (HERE / f"{name}.py").exists():
             raise SystemExit(f"unknown benchmark {name!r}; try {', '.join(QUICK)}")
-    for name in names or QUICK:
-        every |= figures_of(name)
+    with beside(given.busy):
+        for name in names or QUICK:
+            every |= figures_of(name)
     print(json.dumps(every))
 
 

@@ -50,14 +50,19 @@ import statistics  # noqa: E402
 import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Callable, Iterator  # noqa: E402
-from contextlib import contextmanager, suppress  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from itertools import product  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import attrs  # noqa: E402
 import numpy as np  # noqa: E402
+
+sys.path.append(HERE)
+from machine import beside, describe  # noqa: E402
+
+sys.path.pop()
 
 SIZES = {"64K": (64 << 10, 512), "1M": (1 << 20, 256)}
 """Bytes of a row, and how many rows are stored in a round."""
@@ -289,19 +294,6 @@ def round_of(name: str, rows: Rows, folder: Path, turn: int, jobs: int) -> Any: 
     return took
 
 
-@contextmanager
-def beside(busy: int) -> Iterator[None]:
-    """Run processes that never wait beside what is measured."""
-    command = [sys.executable, "-c", "while True: pass"]
-    started = [subprocess.Popen(command) for _ in range(busy)]
-    try:
-        yield
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
-
-
 def tier_level(rounds: int, busy: int) -> dict[str, Any]:
     """Compare the tiers on rows of two sizes."""
     found: dict[str, Any] = {}
@@ -460,10 +452,6 @@ def main() -> None:
         figures |= tier_level(given.rounds, given.busy)
     if given.level != "tier":
         figures |= engine_level(given.prompts)
-    # Nothing that is called like this file is imported any more.
-    sys.path.append(HERE)
-    from machine import describe  # noqa: PLC0415 - see above
-
     about = {
         **describe(vllm_environment.VENV),
         "vllm": vllm_environment.VLLM,
