@@ -142,6 +142,7 @@ def measure_size(
     contenders: dict[str, Contender] = {
         "raw": Raw(folder / "raw", pool),
         "raw 2 threads": Raw(folder / "raw2", pool, threads=2),
+        "raw and a hash": Raw(folder / "raw3", pool, threads=2, hashed=True),
         "kvdock": Kvdock(folder / "kvdock", pool),
         "file per page": FilePerPage(folder / "files", pool),
     }
@@ -234,6 +235,7 @@ def measure(args: argparse.Namespace) -> None:
             for other, word in (
                 ("raw", "raw"),
                 ("raw 2 threads", "raw_2_threads"),
+                ("raw and a hash", "raw_2_threads_hashed"),
                 ("HiCacheFile", "hicachefile"),
                 ("file per page", "file_per_page"),
             ):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import attrs
 import numpy as np
+import xxhash
 
 from kvdock import (
     AttachConfig,
@@ -97,6 +98,7 @@ class Raw:
         threads: How many share the pages of a batch.
         direct: Whether to bypass the page cache.
         synced: Whether a put ends once its pages are on the disk.
+        hashed: Whether pages are hashed before they are written, and once read.
     """
 
     def __init__(
@@ -107,8 +109,10 @@ class Raw:
         *,
         direct: bool = False,
         synced: bool = False,
+        hashed: bool = False,
     ) -> None:
         root.mkdir()
+        self._hashed = hashed
         self._pool = pool
         self._size = pool.page_bytes
         self._threads = threads
@@ -137,7 +141,11 @@ class Raw:
 
         def move(pages: list[int]) -> None:
             for page in pages:
+                if self._hashed and views is self._from:
+                    xxhash.xxh3_64_intdigest(views[page])
                 call(fd, [views[page]], page * size)  # type: ignore[operator]
+                if self._hashed and views is self._into:
+                    xxhash.xxh3_64_intdigest(views[page])
 
         begun = time.perf_counter()
         for pages in batches:
