@@ -249,7 +249,13 @@ def hands() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("staging", list(StagingPolicy))
-@pytest.mark.parametrize("size", range(2, len(Fault) + 1))
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(one, marks=[pytest.mark.long] if 4 <= one <= 7 else [])
+        for one in range(2, len(Fault) + 1)
+    ],
+)
 def test_every_combination_of_faults_is_a_miss_in_time(
     hands: ProcessPoolExecutor, size: int, staging: StagingPolicy
 ) -> None:

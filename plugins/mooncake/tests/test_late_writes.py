@@ -35,6 +35,7 @@ def trial(pages: int, page_bytes: int, limits: str, lent: int = 0) -> Any:
     return found
 
 
+@pytest.mark.long
 def test_leases_alone_keep_late_bytes_out_of_pages_in_use(library: Any) -> None:
     """The library gives the read up after 60 s; the process lends memory."""
     del library

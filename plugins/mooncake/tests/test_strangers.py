@@ -122,7 +122,9 @@ def test_a_sender_takes_no_connection(side: Side) -> None:
         assert outcomes == [Outcome.OK]
 
 
-@pytest.mark.parametrize("for_s", [3, pytest.param(26, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "for_s", [3, pytest.param(26, marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_requests_for_a_killed_peer_do_not_hold_the_lock(
     side: Side, for_s: float
 ) -> None:

@@ -28,8 +28,8 @@ class InstantStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ins
     def batch_get_v1(
         self,
         keys: list[str],
-        host_indices: Any,
-        extra_info: Any = None,  # noqa: ARG002 - SGLang's
+        host_indices: Any,  # noqa: ARG002 - SGLang's
+        extra_info: Any = None,  # noqa: ARG002 - same
     ) -> list[bool]:
         """Load nothing; return which keys were stored."""
         return [key in self._keys for key in keys]
@@ -37,7 +37,7 @@ class InstantStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ins
     def batch_set_v1(
         self,
         keys: list[str],
-        host_indices: Any,
+        host_indices: Any,  # noqa: ARG002 - same
         extra_info: Any = None,  # noqa: ARG002 - same
     ) -> list[bool]:
         """Note the keys."""

@@ -41,16 +41,23 @@ UNRELIABLE = {
 ONE_AT_A_TIME = threading.Lock()
 """Held while servers start, to know whose they are."""
 EVERY = [(name, plugin) for plugin in PLUGINS for name in tiny_models.MODELS]
-SHORT = {("llama", "file"), ("recurrent", "file"), ("window", "mooncake")}
-"""All others are left to `make test-sglang-all`: their pools, and their stores, are in
-these stories and in `RESTORED`."""
-CASES = [
-    pytest.param(*one, marks=[] if one in SHORT else [pytest.mark.long])
-    for one in EVERY
-]
 RESTORED = [("recurrent", "nixl"), ("window", "s3"), ("latent", "hf3fs")]
 """Stores that are only restored from, each with another model: time is short. 3FS
 is a fake here, the bucket is moto's."""
+SHORT = {
+    ("llama", "file"),
+    ("recurrent", "file"),
+    ("window", "mooncake"),
+    ("recurrent", "nixl"),
+    ("latent", "hf3fs"),
+}
+"""All others are left to `make test-sglang-all`: their pools, and their stores, are in
+these stories and in those of other tests."""
+CASES = [
+    pytest.param(*one, marks=[] if one in SHORT else [pytest.mark.long])
+    for one in (*EVERY, *RESTORED)
+]
+WHOLE = CASES[: len(EVERY)]
 
 
 @attrs.frozen
@@ -176,7 +183,7 @@ def pools_moved(world: lives.World, life: str, what: str) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize(("name", "plugin"), [*CASES, *RESTORED])
+@pytest.mark.parametrize(("name", "plugin"), CASES)
 def test_a_restarted_engine_answers_from_the_store_as_a_warm_one(
     name: str, plugin: str, stories: Callable[[str, str], Story]
 ) -> None:
@@ -190,7 +197,7 @@ def test_a_restarted_engine_answers_from_the_store_as_a_warm_one(
         assert all(moved.values())
 
 
-@pytest.mark.parametrize(("name", "plugin"), CASES)
+@pytest.mark.parametrize(("name", "plugin"), WHOLE)
 def test_other_numbers_in_the_pages_are_other_answers(
     name: str, plugin: str, stories: Callable[[str, str], Story]
 ) -> None:
@@ -200,7 +207,7 @@ def test_other_numbers_in_the_pages_are_other_answers(
     assert numbers(story.altered) != numbers(story.warm)
 
 
-@pytest.mark.parametrize(("name", "plugin"), CASES)
+@pytest.mark.parametrize(("name", "plugin"), WHOLE)
 def test_a_damaged_or_killed_store_costs_time_and_no_answer(
     name: str, plugin: str, stories: Callable[[str, str], Story]
 ) -> None:
@@ -210,7 +217,7 @@ def test_a_damaged_or_killed_store_costs_time_and_no_answer(
 
 
 @pytest.mark.parametrize(
-    ("name", "plugin"), [one for one in CASES if one.values[1] == INJECTED]
+    ("name", "plugin"), [one for one in WHOLE if one.values[1] == INJECTED]
 )
 def test_sglangs_failure_injector_costs_hits_and_no_answer(
     name: str, plugin: str, stories: Callable[[str, str], Story]

@@ -214,6 +214,7 @@ def left(folder: Path) -> set[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_indexes_equal_the_store_after_an_hour_of_evictions(tmp_path: Path) -> None:
     pages = 20_000  # 5.5 a second
     finish(start(tmp_path, pages, 0), tmp_path, 1800)

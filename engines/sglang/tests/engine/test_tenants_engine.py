@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import lives
+import pytest
 import tiny_models
 
 from kvdock.config.tenants import read_tenants
@@ -13,6 +14,7 @@ from kvdock_segments.room import tenants_in
 TENANTS = {"acme": {"salt": "of acme", "quota": "1 GiB"}}
 
 
+@pytest.mark.long
 def test_a_requests_salt_says_whose_pages_it_stores(tmp_path: Path) -> None:
     root = tmp_path / "store"
     world = lives.World(

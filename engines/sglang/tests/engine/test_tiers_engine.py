@@ -205,6 +205,7 @@ def test_an_engine_whose_far_tier_is_killed_goes_on_with_the_near_one(
     assert put["near"] > put["far"] > 0
 
 
+@pytest.mark.long
 def test_an_engine_killed_during_copies_leaves_nothing_wrong(tmp_path: Path) -> None:
     delays = {
         "name": "faults",
