@@ -87,7 +87,7 @@ class Store:
     params=[
         "file",
         "nixl",
-        pytest.param("hf3fs", marks=pytest.mark.slow),
+        pytest.param("hf3fs", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("mooncake", marks=pytest.mark.mooncake),
     ]
 )
