@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "page_path.py"
-
-
-def loaded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("page_path", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmark_scripts import FOLDER, load_script
 
 
 def test_a_page_reaches_the_system_call_within_its_frames_and_files() -> None:
     ran = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False
+        [sys.executable, str(FOLDER / "page_path.py")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     figures = json.loads(ran.stdout.splitlines()[-1])
@@ -48,7 +38,7 @@ def test_a_page_reaches_the_system_call_within_its_frames_and_files() -> None:
 def test_one_frame_or_file_too_many_is_a_failure(
     stack: int, files: int, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = loaded()
+    script = load_script("page_path")
     found = {"get": (["frame"] * stack, ["file"] * files)}
     monkeypatch.setattr(script, "measure", lambda: found)
     monkeypatch.setattr(script, "counts", dict)
@@ -56,7 +46,7 @@ def test_one_frame_or_file_too_many_is_a_failure(
 
 
 def test_one_hand_off_too_many_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = loaded()
+    script = load_script("page_path")
     monkeypatch.setattr(script, "measure", dict)
     monkeypatch.setattr(script, "counts", lambda: {"put_handoffs": 2})
     assert script.main([]) == 1
