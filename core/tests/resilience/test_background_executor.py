@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
+from shelf import Engine, Shelf, attention, hashes, hasty, indexer, patient, until
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock.events import BatchEnded, Event
+from kvdock.events import BatchEnded, Event, stored_for
 from kvdock.pays import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.resilience import background_executor
@@ -175,7 +175,8 @@ class Loads:
 
     def __init__(self, readers: int = 1, observers: tuple[object, ...] = ()) -> None:
         core = patient(transfers={"readers": readers})
-        self.engine = Engine([Shelf()], (attention(),), core, observers=[*observers])
+        pools = (attention(), indexer())
+        self.engine = Engine([Shelf()], pools, core, observers=[*observers])
         self.manager = TransferManager(self.engine.attachment)
         self.names = stored(self.engine, 24)
         self.holding = self.engine.shelf.trouble = Holding(*self.names[:readers])
@@ -183,9 +184,11 @@ class Loads:
         self.held = [self.read(at) for at in range(readers)]
         until(lambda: self.holding.inside == readers)
 
-    def read(self, *pages: int, timeout_s: float | None = None) -> TransferFuture:
+    def read(
+        self, *pages: int, pool: str = "kv", timeout_s: float | None = None
+    ) -> TransferFuture:
         names = [self.names[at] for at in pages]
-        return self.manager.read("kv", names, [*pages], timeout_s=timeout_s)
+        return self.manager.read(pool, names, [*pages], timeout_s=timeout_s)
 
     def go_on(self, *loads: TransferFuture) -> list[int]:
         """Let all of them end; return the pages of each call that was made."""
@@ -234,6 +237,19 @@ def test_loads_that_wait_are_shared_by_the_readers(
 ) -> None:
     waiting = held_loads(2)
     assert sorted(waiting.go_on(*map(waiting.read, range(2, 8)))) == [1, 2, 3]
+
+
+def test_loads_of_other_pools_and_tenants_are_other_calls(
+    held_loads: Callable[..., Loads],
+) -> None:
+    waiting = held_loads()
+    loads = [waiting.read(1), waiting.read(1, pool="indexer"), waiting.read(2)]
+    with stored_for(7):
+        loads.append(waiting.read(3))
+    assert waiting.go_on(*loads) == [1, 1, 1, 1]
+    assert waiting.engine.holds("indexer", waiting.names[1], 1)
+    for page in (1, 2, 3):
+        assert waiting.engine.holds("kv", waiting.names[page], page)
 
 
 def test_loads_go_together_up_to_a_size(
