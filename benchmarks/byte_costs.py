@@ -13,6 +13,7 @@ all threads for each GiB, the lower quartile. The last line is one JSON object.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import mmap
@@ -46,6 +47,8 @@ from kvdock.wrappers.key_ring import Subkey, add_key
 
 PAGES, PAGE_BYTES = 128, 64 << 10
 BATCH_BYTES = PAGES * PAGE_BYTES
+WARM_TURNS = 12
+"""After which the store of eight batches is full."""
 KINDS = ("kernel", "copied", "hashed", "ciphered")
 LIMITS: Mapping[str, Mapping[str, tuple[float, float, float, float]]] = {
     "plain": {"put": (1.05, 0, 1.01, 0), "get": (1.05, 0, 1.01, 0)},
@@ -202,7 +205,7 @@ def count(name: str, root: Path) -> dict[str, tuple[float, ...]]:
     """Return the bytes of each of `KINDS` for each byte, of put and of get."""
     found = {}
     with way(name, root) as one:
-        for _ in range(12):  # until the store is full
+        for _ in range(WARM_TURNS):
             one.put()
             one.get()
             one.attachment.wait_idle(60)
@@ -218,12 +221,12 @@ def spend(name: str, root: Path, rounds: int) -> dict[str, float]:
     """Return processor seconds of all threads for each GiB, of put and of get."""
     took: dict[str, list[float]] = {"put": [], "get": []}
     with way(name, root) as one:
-        for turn in range(12 + rounds):
+        for turn in range(WARM_TURNS + rounds):
             for operation, seconds in took.items():
                 began = time.process_time()
                 getattr(one, operation)()
                 one.attachment.wait_idle(60)
-                if turn >= 12:
+                if turn >= WARM_TURNS:
                     seconds.append(time.process_time() - began)
     gib = BATCH_BYTES / 2**30
     return {name: float(np.quantile(each, 0.25)) / gib for name, each in took.items()}
@@ -231,14 +234,17 @@ def spend(name: str, root: Path, rounds: int) -> dict[str, float]:
 
 def main(arguments: list[str]) -> int:
     """Print both tables; return 1 if a count is above its limit."""
-    folder = arguments[arguments.index("--dir") + 1] if "--dir" in arguments else None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="count, and time nothing")
+    parser.add_argument("--dir", help="folder to measure in")
+    given = parser.parse_args(arguments)
     figures: dict[str, float] = {}
     status = 0
     print(
         f"{'bytes for each byte':20} {'kernel':>8} {'copied':>8} {'hashed':>8} ciphered"
     )
     for name, limits in LIMITS.items():
-        with tempfile.TemporaryDirectory(prefix="kvdock-", dir=folder) as root:
+        with tempfile.TemporaryDirectory(prefix="kvdock-", dir=given.dir) as root:
             for operation, counts in count(name, Path(root)).items():
                 shown = " ".join(f"{one:8.2f}" for one in counts)
                 print(f"{name:13} {operation:6} {shown}")
@@ -249,10 +255,10 @@ def main(arguments: list[str]) -> int:
                     if one > most:
                         print(f"{name} {operation}: {kind} is above its limit {most}")
                         status = 1
-    if "--quick" not in arguments:
+    if not given.quick:
         print("processor seconds for each GiB")
         for name in LIMITS:
-            with tempfile.TemporaryDirectory(prefix="kvdock-", dir=folder) as root:
+            with tempfile.TemporaryDirectory(prefix="kvdock-", dir=given.dir) as root:
                 for operation, seconds in spend(name, Path(root), 40).items():
                     figures[f"{name}_{operation}_cpu"] = round(seconds, 3)
                     print(f"{name:13} {operation:6} {seconds:8.3f}")

@@ -13,7 +13,7 @@ test-sglang` builds, or where TESTS_OF_KVDOCK_SGLANG_PYTHON names its interprete
 With `--disk` pages of 1M are also moved on a real disk: with O_DIRECT, and buffered
 with fsync at the end of each put. With --busy N, N processes that never wait run beside
 all contenders. The last line is a JSON object; the whole of it is also written to
-benchmarks/results/NAME.json.
+benchmarks/results/NAME.json, by default file, or file_busy.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument(
         "--dir", type=Path, default=IN_MEMORY, help="folder to measure in"
     )
-    parser.add_argument("--name", default="file", help="of the file of results")
+    parser.add_argument("--name", help="of the file of results")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="no big indexes")
     parser.add_argument("--disk", type=Path, help="folder on a real disk")
@@ -257,7 +257,8 @@ def measure(args: argparse.Namespace) -> None:
         figures |= index_figures(args.dir)
     RESULTS.mkdir(exist_ok=True)
     whole = {"machine": describe(args.dir), "gb_per_s": tables} | figures
-    (RESULTS / f"{args.name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    name = args.name or ("file_busy" if args.busy else "file")
+    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     print(json.dumps(figures))
 
 

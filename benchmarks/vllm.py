@@ -8,13 +8,15 @@ tiers get the very same rows from the very same memory, as vLLM's manager submit
 them, by turns, on the same disk: with direct I/O both, and buffered both; with 1, 8
 and 32 jobs in flight at once. Bare writes and reads of one thread and one file stand
 beside, and processor seconds: those of the process, all of its threads. As much as a
-round stores is written and unlinked first. With --busy N, N processes that never wait
-run beside the tiers. Then two engines, one with each and in processes as in
-production, answer new prompts by turns, and the same ones from storage: how many
-times sooner the first token comes. Figures are ratios, of the best and of the median,
-over 1 is better for kvdock; `cpu` is kvdock's processor time over that of the fs tier,
-where less is better. The last line is a JSON object; benchmarks/results/vllm.json gets
-these figures, and a run of one level or beside busy processes keeps its others.
+round stores is written and unlinked first, and all rows are loaded once before that is
+timed: a tier touches the memory of its threads once in its life. With --busy N, N
+processes that never wait run beside the tiers. Then two engines, one with each and in
+processes as in production, answer new prompts by turns, and the same ones from
+storage: how many times sooner the first token comes. Figures are ratios, of the best
+and of the median, over 1 is better for kvdock; `cpu` is kvdock's processor time over
+that of the fs tier, where less is better. The last line is a JSON object;
+benchmarks/results/vllm.json gets these figures, and a run of one level or beside busy
+processes keeps its others.
 """
 
 from __future__ import annotations
@@ -283,8 +285,7 @@ def round_of(name: str, rows: Rows, folder: Path, turn: int, jobs: int) -> Any: 
         ),
         "lookup": timed(lambda: looked_up(tier, keys, f"look-{turn}")),
     }
-    # A tier serves an engine for its life: the memory of its threads is touched once.
-    load()
+    load()  # the memory of its threads is touched now
     rows.memory[rows.count :] = 1
     took["load"] = timed(load)
     if not (rows.memory[rows.count :] == rows.memory[: rows.count]).all():

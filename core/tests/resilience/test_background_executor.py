@@ -180,7 +180,6 @@ class Loads:
         self.manager = TransferManager(self.engine.attachment)
         self.names = stored(self.engine, 24)
         self.holding = self.engine.shelf.trouble = Holding(*self.names[:readers])
-        self.sizes: list[int] = []
         self.held = [self.read(at) for at in range(readers)]
         until(lambda: self.holding.inside == readers)
 

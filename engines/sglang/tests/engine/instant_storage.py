@@ -47,7 +47,16 @@ class InstantStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ins
         return [True] * len(keys)
 
     def get(self, key: str, *_: object) -> None:
-        """Do what an engine of today does not ask for; as the others below."""
-        raise NotImplementedError
+        """Return no bytes: there are none."""
 
-    set = batch_get = batch_set = get
+    def batch_get(self, keys: list[str], *_: object) -> list[None]:
+        """Return no bytes."""
+        return [None] * len(keys)
+
+    def set(self, key: str, *_: object) -> bool:
+        """Note a key."""
+        return all(self.batch_set_v1([key], None))
+
+    def batch_set(self, keys: list[str], *_: object) -> bool:
+        """Note keys."""
+        return all(self.batch_set_v1(keys, None))
