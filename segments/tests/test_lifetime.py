@@ -9,7 +9,7 @@ import resource
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,12 +93,14 @@ def test_a_root_that_is_renamed_in_use_is_begun_anew(
 def descriptors_left(count: int) -> Iterator[None]:
     """Leave this process so many descriptors."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The lowest free numbers, wherever they lie between those in use.
     taken = [os.open("/dev/null", os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 8, before[1]))
     try:
-        with suppress(OSError):
-            while True:
-                taken.append(os.dup(taken[0]))
+        while len(taken) < count:
+            taken.append(os.dup(taken[0]))
+        highest = os.dup(taken[0])
+        taken.append(highest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
         for _ in range(count):
             os.close(taken.pop())
         yield
