@@ -134,7 +134,7 @@ def test_trailers_are_compared_one_by_one_as_in_arrays(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrailerBuffers, "all_right", lambda *_: False)
         general = trailers.verify(keys, np.array(pages, np.int64), fine)
-    assert trailers.all_right(keys, pages) == (not general.any())
+    assert trailers.all_right(keys, np.array(pages, np.int64)) == (not general.any())
 
 
 def test_what_the_backend_calls_a_miss_stays_that_miss() -> None:

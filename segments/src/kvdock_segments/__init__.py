@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from kvdock.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from kvdock.native import address_space as address_space
+    from kvdock.native import checksums as checksums
     from kvdock_segments.directory_store import DirectoryStore as DirectoryStore
     from kvdock_segments.engine_trial import try_engine as try_engine
     from kvdock_segments.eviction_policy import EvictionPolicy as EvictionPolicy
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from kvdock_segments.io import IORequest as IORequest
     from kvdock_segments.io import IOResult as IOResult
     from kvdock_segments.io import Token as Token
-    from kvdock_segments.io import address_space as address_space
-    from kvdock_segments.io import checksums as checksums
     from kvdock_segments.limits import StoreLimits as StoreLimits
     from kvdock_segments.limits import StoreLocation as StoreLocation
     from kvdock_segments.opening import open_store as open_store

@@ -24,10 +24,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
+from kvdock import native
 from kvdock.daemon_threads import DaemonThreads
 from kvdock.synchronization import ProcessGuard
 from kvdock_segments import paths
@@ -43,10 +45,15 @@ from kvdock_segments.io import (
     IORequest,
     IOResult,
     Tasks,
-    address_space,
+    granule_of,
     is_small,
     plan_request,
+    sorted_rows,
+    tasks_of,
 )
+
+if TYPE_CHECKING:
+    from kvdock.batch import MemoryGate
 
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 _CACHED: int = getattr(os, "RWF_NOWAIT", 0)
@@ -55,6 +62,8 @@ _Move = Callable[[int, list[memoryview], int], int]
 _Pieces = list[tuple[int, int]]
 """Host address and bytes of each piece of memory."""
 _Hash = xxhash.xxh3_64
+_Work = Callable[[int, int], None]
+"""Moves what is numbered from the first number up to, not including, the second."""
 
 
 class PosixIOEngine(IOEngine):
@@ -68,7 +77,7 @@ class PosixIOEngine(IOEngine):
     def __init__(self, threads: int = 2, *, direct: bool = False) -> None:
         self._direct = direct
         self._threads = max(1, threads)
-        self._space = address_space()
+        self._space = native.address_space()
         self._bounce = BounceBuffer(MOST_GRANULE)
         self._probe = [bytearray(1)]
         # One entry for each call under way: a list is changed without a lock.
@@ -99,29 +108,84 @@ class PosixIOEngine(IOEngine):
         result = IOResult.of(len(request))
         if not len(request):
             return result
-        plan, tasks = plan_request(request, result)
         self._calls.append(None)
         try:
-            if len(tasks) == 1 or self._threads == 1 or self._is_alone(request, plan):
-                self._work(plan, 0, tasks[-1][1])
+            compiled = native.library()
+            if compiled is None or self._leaves(request):
+                self._move_in_python(request, result)
             else:
-                self._share(plan, tasks)
+                self._move_compiled(compiled, request, result)
         finally:
             self._calls.pop()
         return result
 
-    def _share(self, plan: IOPlan, tasks: Tasks) -> None:
-        """Move the runs of tasks on this thread and on helpers."""
+    def _move_compiled(
+        self, compiled: native.Library, request: IORequest, result: IOResult
+    ) -> None:
+        """Move objects in compiled code; what it leaves is moved in Python."""
+        gated = request.gate is not None
+        order, most = sorted_rows(request)
+        movement = native.Movement(
+            compiled=compiled,
+            write=request.write,
+            granule=granule_of(most),
+            block=BLOCK if self._direct else 0,
+            flags=_CACHED if gated else 0,
+            deadline_s=request.deadline_s,
+            order=order,
+            files=np.asarray(request.files, np.int64)[request.file_of],
+            offsets=request.offsets,
+            addresses=request.addresses,
+            sizes=request.sizes,
+            expected=request.expected if gated else None,
+            sums=result.checksums,
+            nbytes=result.nbytes,
+            errors=result.errors,
+        )
+        work: _Work = movement.move
+        if request.gate is not None:
+            work = partial(_move_gated, movement, request.gate)
+        self._share(work, tasks_of(len(order), most))
+        left = np.flatnonzero(result.errors == native.LEFT)
+        if len(left):
+            rest = IOResult.of(len(left))
+            self._move_in_python(request.rows(left), rest)
+            result.errors[left] = rest.errors
+            result.nbytes[left] = rest.nbytes
+            result.checksums[left] = rest.checksums
+
+    def _leaves(self, request: IORequest) -> bool:
+        """Return whether a request is left to Python as a whole."""
+        if len(request) == 1:
+            return True  # sooner done than its numbers are written down
+        if request.gate is None:
+            return False
+        # Nothing may wait for a disk while a gate is open.
+        return request.write or self._direct or request.expected is None
+
+    def _move_in_python(self, request: IORequest, result: IOResult) -> None:
+        plan, tasks = plan_request(request, result)
+        if self._is_alone(request, plan):
+            tasks = [(0, tasks[-1][1])]
+        self._share(partial(self._work, plan), tasks)
+
+    def _share(self, work: _Work, tasks: Tasks) -> None:
+        """Do tasks on this thread and on helpers, unless other calls use those."""
+        others = min(self._threads, len(tasks)) - 1
+        if others < 1 or (not self._direct and len(self._calls) >= self._threads):
+            for first, last in tasks:
+                work(first, last)
+            return
         todo = deque(tasks)
         helpers = self._pool()
         futures: list[Future[None]] = []
         try:
             with suppress(RuntimeError):  # no thread can be started: do it all here
-                for _ in range(min(self._threads, len(tasks)) - 1):
+                for _ in range(others):
                     # Not in one expression: helpers that began before a failure count.
-                    help_out = partial(self._drain, plan, todo)
+                    help_out = partial(_drain, work, todo)
                     futures.append(helpers.submit(help_out))
-            self._drain(plan, todo)
+            _drain(work, todo)
         finally:
             # A helper that begins late must not find a task on the caller's memory.
             todo.clear()
@@ -139,8 +203,6 @@ class PosixIOEngine(IOEngine):
         """
         if self._direct:
             return False
-        if len(self._calls) >= self._threads:
-            return True
         small = not plan.write and is_small(request)
         return small and self._is_cached(plan.files[-1], plan.offsets[-1])
 
@@ -150,14 +212,6 @@ class PosixIOEngine(IOEngine):
             self._helpers = DaemonThreads(self._threads - 1)
             self._guard = ProcessGuard()
         return self._helpers
-
-    def _drain(self, plan: IOPlan, todo: deque[tuple[int, int]]) -> None:
-        while True:
-            try:
-                first, last = todo.popleft()
-            except IndexError:
-                return
-            self._work(plan, first, last)
 
     def _work(self, plan: IOPlan, first: int, last: int) -> None:
         """Move the runs from first up to, not including, last."""
@@ -377,6 +431,30 @@ class PosixIOEngine(IOEngine):
         if got == wanted and not self._bounce.scatter(plan.gate, 0, pieces):
             return 0
         return got
+
+
+def _move_gated(
+    movement: native.Movement, gate: MemoryGate, first: int, stop: int
+) -> None:
+    """Read rows from the page cache while a gate is open; leave all others."""
+    if gate.closed:
+        return
+    # Asked before the gate is entered: nothing waits for a disk while it is open.
+    movement.leave_uncached(first, stop)
+    if gate.enter():
+        try:
+            movement.move(first, stop)
+        finally:
+            gate.leave()
+
+
+def _drain(work: _Work, todo: deque[tuple[int, int]]) -> None:
+    while True:
+        try:
+            first, last = todo.popleft()
+        except IndexError:
+            return
+        work(first, last)
 
 
 def _granules(addresses: list[int], sizes: list[int]) -> list[_Pieces]:

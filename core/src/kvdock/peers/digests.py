@@ -9,17 +9,14 @@ gathered into new memory each time it took 4 to 41 ms, most of them page faults.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-import xxhash
 
 from kvdock.geometry.matching import Rows, coalesce, match, move, packed
-from kvdock.geometry.region import Block
-from kvdock.transfer.integrity import view_of
+from kvdock.native import checksums
 
 if TYPE_CHECKING:
     from kvdock.arrays import ByteArray, Int64Array, UInt64Array
@@ -74,7 +71,7 @@ class PageDigests:
             return _in_one_piece(rows.local, page_bytes)
         first = np.searchsorted(rows.remote, np.arange(count + 1) * page_bytes)
         if whole and rows.nbytes >= len(rows) * _LONG_PIECE_BYTES:
-            return _in_pieces(rows, first.tolist())
+            return _in_pieces(rows, first)
         return self._gathered(rows, first, page_bytes, whole=whole)
 
     def _gathered(
@@ -111,37 +108,24 @@ def landed_digests(memory: ByteArray, page_bytes: int) -> UInt64Array:
         memory: uint8 (pages * page_bytes,).
         page_bytes: Bytes of each.
     """
-    digest = xxhash.xxh3_64_intdigest
-    starts = range(0, len(memory), page_bytes) if page_bytes else ()
-    with memoryview(cast("Any", memory)) as view:
-        found = [digest(view[at : at + page_bytes]) for at in starts]
-    return np.array(found, np.uint64)
+    count = len(memory) // page_bytes if page_bytes else 0
+    starts = memory.ctypes.data + page_bytes * np.arange(count)
+    return _in_one_piece(starts, page_bytes)
 
 
 def _in_one_piece(addresses: Int64Array, page_bytes: int) -> UInt64Array:
-    digest = xxhash.xxh3_64_intdigest
-    low = int(addresses.min())
-    # Of what lies between the pages nothing is read.
-    with view_of(Block(low, int(addresses.max()) - low + page_bytes)) as view:
-        found = [
-            digest(view[at : at + page_bytes]) for at in (addresses - low).tolist()
-        ]
-    return np.array(found, np.uint64)
+    sizes = np.broadcast_to(np.int64(page_bytes), (len(addresses), 1))
+    return checksums(addresses[:, None], sizes)
 
 
-def _in_pieces(rows: Rows, first: list[int]) -> UInt64Array:
-    low = int(rows.local.min())
-    starts = rows.local - low
-    ends = starts + rows.sizes
-    pieces = list(zip(starts.tolist(), ends.tolist(), strict=True))
-    found = []
-    with view_of(Block(low, int(ends.max()))) as view:
-        for start, stop in itertools.pairwise(first):
-            page = xxhash.xxh3_64()
-            for at, end in pieces[start:stop]:
-                page.update(view[at:end])
-            found.append(page.intdigest())
-    return np.array(found, np.uint64)
+def _in_pieces(rows: Rows, first: Int64Array) -> UInt64Array:
+    each = np.diff(first)
+    shape = len(each), int(each.max())
+    addresses, sizes = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    page = np.repeat(np.arange(len(each)), each)
+    at = np.arange(len(rows)) - first[page]
+    addresses[page, at], sizes[page, at] = rows.local, rows.sizes
+    return checksums(addresses, sizes)
 
 
 def _by_page(rows: Rows, page_bytes: int) -> Rows:

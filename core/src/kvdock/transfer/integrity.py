@@ -12,12 +12,11 @@ have format 1. Decision 126 shows the bytes of both.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
@@ -26,6 +25,7 @@ import xxhash
 
 from kvdock.batch import Outcome
 from kvdock.geometry.region import Block, Region
+from kvdock.native import checksums
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.transfer.host_memory import Allocator, HostBuffer, allocate_host
 
@@ -218,76 +218,35 @@ def _rows(trailers: Sealed) -> npt.NDArray[np.uint8]:
     return plain.view(np.uint8).reshape(len(plain), TRAILER_BYTES)
 
 
-def view_of(block: Block) -> memoryview:
-    """Return a block's bytes without a copy."""
-    # Through ctypes, since a block may be a bare address.
-    raw = (ctypes.c_char * block.nbytes).from_address(block.address)
-    return memoryview(cast("Any", raw)).cast("B")
-
-
 @attrs.frozen(eq=False)
 class Hasher:
     """Hashes the pages of a region where they lie.
 
     Args:
-        objects: For each object of a page its pieces, as the memory they lie
-            in, the offset of page 0, the stride from page to page, the bytes.
+        bases: int64 (objects, pieces), host address of each piece of page 0.
+        strides: int64 (objects, pieces), bytes from page to page.
+        sizes: int64 (objects, pieces), bytes; 0 for no piece.
     """
 
-    objects: tuple[tuple[tuple[memoryview, int, int, int], ...], ...] = attrs.field(
-        repr=False
-    )
+    bases: Int64Array = attrs.field(repr=False)
+    strides: Int64Array = attrs.field(repr=False)
+    sizes: Int64Array = attrs.field(repr=False)
 
     @classmethod
     def of(cls, region: Region) -> Hasher:
         """Prepare for the pages of a region."""
-        views = [(block, view_of(block)) for block in region.blocks]
-
-        def piece(
-            base: int, stride: int, size: int
-        ) -> tuple[memoryview, int, int, int]:
-            for block, view in views:
-                if block.address <= base < block.address + block.nbytes:
-                    return view, base - block.address, stride, size
-            # A region may be described by addresses alone.
-            extent = stride * (region.pages - 1) + size
-            return view_of(Block(base, extent)), 0, stride, size
-
-        return cls(
-            tuple(
-                tuple(piece(b, st, n) for b, st, n in zip(*row, strict=True) if n)
-                for row in zip(
-                    region.bases.tolist(),
-                    region.strides.tolist(),
-                    region.sizes.tolist(),
-                    strict=True,
-                )
-            )
-        )
+        return cls(region.bases, region.strides, region.sizes)
 
     def digests(self, pages: Int64Array) -> UInt64Array:
         """Return XXH3-64 of each page's objects, uint64 (n, objects)."""
-        numbers = pages.tolist()
-        columns = [_column(pieces, numbers) for pieces in self.objects]
-        return np.array(columns, np.uint64).T
-
-
-def _column(
-    pieces: tuple[tuple[memoryview, int, int, int], ...], pages: list[int]
-) -> list[int]:
-    digest = xxhash.xxh3_64_intdigest
-    if len(pieces) == 1:
-        view, offset, stride, size = pieces[0]
-        starts = [offset + page * stride for page in pages]
-        return [digest(view[start : start + size]) for start in starts]
-    found = []
-    for page in pages:
-        state = xxhash.xxh3_64()
-        for view, offset, stride, size in pieces:
-            start = offset + page * stride
-            state.update(view[start : start + size])
-        found.append(state.intdigest())
-    return found
+        count, (objects, pieces) = len(pages), self.sizes.shape
+        addresses = self.bases + self.strides * pages[:, None, None]
+        if objects == 1:
+            sizes = np.broadcast_to(self.sizes, (count, pieces))
+        else:
+            sizes = np.tile(self.sizes, (count, 1))
+        found = checksums(addresses.reshape(-1, pieces), sizes)
+        return found.reshape(count, objects)
 
 
 @attrs.frozen(eq=False)
@@ -379,7 +338,7 @@ class TrailerBuffers:
         """
         each = len(self.slots)
         few = len(pages) <= _FEW and not np.count_nonzero(outcomes)
-        if few and self.all_right(keys, pages.tolist()):
+        if few and self.all_right(keys, pages):
             return outcomes
         claimed = (outcomes == Outcome.OK).reshape(-1, each).all(axis=1)
         if not claimed.any():
@@ -397,25 +356,23 @@ class TrailerBuffers:
         verified[chosen] = compare_trailers(found, wanted)
         return verified
 
-    def all_right(self, keys: Sequence[str], pages: list[int]) -> bool:
+    def all_right(self, keys: Sequence[str], pages: Int64Array) -> bool:
         """Return whether all trailers are as expected: `verify` in plain numbers.
 
         Args:
             keys: The n * objects keys, page-major.
-            pages: The n pages that were read.
+            pages: int64 (n,), those that were read.
         """
         each = len(self.slots)
         sizes = self.region.object_bytes.tolist()
-        for at, (slots, pieces) in enumerate(
-            zip(self.slots, self.hasher.objects, strict=True)
-        ):
-            digests = _column(pieces, pages)
-            for page, key, digest in zip(pages, keys[at::each], digests, strict=True):
-                name = xxhash.xxh3_128_digest(key.encode())
-                nbytes = sizes[at] - TRAILER_BYTES
-                wanted = _PLAIN.pack(_MAGIC, FORMAT, name, nbytes, digest)
-                if slots[page].tobytes() != wanted:
-                    return False
+        digests = self.hasher.digests(pages).ravel().tolist()
+        numbers = pages.tolist()
+        for row, (key, digest) in enumerate(zip(keys, digests, strict=True)):
+            name = xxhash.xxh3_128_digest(key.encode())
+            nbytes = sizes[row % each] - TRAILER_BYTES
+            wanted = _PLAIN.pack(_MAGIC, FORMAT, name, nbytes, digest)
+            if self.slots[row % each][numbers[row // each]].tobytes() != wanted:
+                return False
         return True
 
     def _nbytes(self, pages: int) -> Int64Array:

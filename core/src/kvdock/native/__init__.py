@@ -1,0 +1,221 @@
+"""Hashes and moves pages in compiled code, without the interpreter's lock.
+
+The library is built from `pages.c` when kvdock is installed and there is a C compiler,
+and is part of its wheels for Linux. Without it, or where the environment has
+`KVDOCK_PURE=1`, Python does the same, and answers the same: it takes the lock for each
+page, so one thread at a time moves small pages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+import xxhash
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int32Array, Int64Array, UInt64Array
+
+LEFT = -(2**31)
+"""Error of an object that the library leaves to Python: its call failed, its memory
+does not suit direct I/O, or it is very short."""
+
+_VERSION = 2
+_SPAN = 2**47  # user addresses of 64-bit Linux
+_SHORT = 128 << 10  # bytes that are hashed in the time in which a lock changes hands
+_LATEST = 2**63 - 1
+
+
+@attrs.frozen(eq=False)
+class Library:
+    """The functions of the library.
+
+    Args:
+        move: Moves rows; see `Movement`.
+        leave_uncached: Looks for rows in the page cache; see there too.
+        hash: Hashes objects without the interpreter's lock.
+        hash_locked: The same with the lock, for a few.
+    """
+
+    move: Any
+    leave_uncached: Any
+    hash: Any
+    hash_locked: Any
+
+
+@functools.cache
+def library() -> Library | None:
+    """Return the library; None if there is none, or it is not to be used."""
+    path = Path(__file__).with_name("_pages.so")
+    if os.environ.get("KVDOCK_PURE") == "1" or not path.exists():
+        return None
+    try:
+        free, locked = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        version = ctypes.c_int64.in_dll(free, "kvdock_version").value
+        over_rows = free.kvdock_move, free.kvdock_leave_uncached
+        hashing = free.kvdock_hash, locked.kvdock_hash
+    except (OSError, ValueError, AttributeError):
+        return None  # built for another machine, or from another source
+    if version != _VERSION:
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    for function in over_rows:
+        function.argtypes, function.restype = [pointer, number, number], None
+    for function in hashing:
+        function.argtypes = [number] * 3 + [pointer] * 3
+        function.restype = number
+    return Library(*over_rows, *hashing)
+
+
+def address_space() -> memoryview:
+    """Return a view in which index n is the byte at host address n.
+
+    Slices of it are valid as long as the memory behind them is.
+    """
+    return memoryview((ctypes.c_ubyte * _SPAN).from_address(0))
+
+
+def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
+    """Return the xxh3 of each object over its pieces in order, uint64 (n,).
+
+    Args:
+        addresses: int64 (n, segments), host byte addresses.
+        sizes: int64 (n, segments), bytes; 0 for no piece. May be a broadcast row.
+    """
+    compiled = library()
+    count, pieces = addresses.shape
+    if compiled is None or not count:
+        return _checksums(addresses, sizes)
+    rows, stride = _rows(sizes)
+    starts = np.ascontiguousarray(addresses)
+    found = np.empty(count, np.uint64)
+    short = rows.sum() * (1 if stride else count) <= _SHORT
+    function = compiled.hash_locked if short else compiled.hash
+    places = _address(starts), _address(rows), _address(found)
+    if function(count, pieces, stride, *places) < count:
+        return _checksums(addresses, sizes)
+    return found
+
+
+def _checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
+    space = address_space()
+    if addresses.shape[1] == 1:
+        # 0.4 us for each object, instead of 1.0 with a state of the hash.
+        digest = xxhash.xxh3_64_intdigest
+        each = zip(addresses[:, 0].tolist(), sizes[:, 0].tolist(), strict=True)
+        sums = [digest(space[start : start + size]) for start, size in each]
+        return np.array(sums, np.uint64)
+    found = np.zeros(len(addresses), np.uint64)
+    for row, pieces in enumerate(zip(addresses.tolist(), sizes.tolist(), strict=True)):
+        state = xxhash.xxh3_64()
+        for start, size in zip(*pieces, strict=True):
+            state.update(space[start : start + size])
+        found[row] = state.intdigest()
+    return found
+
+
+@attrs.define(eq=False, kw_only=True)
+class Movement:
+    """Objects that go between host memory and files: each `move` takes some of them.
+
+    Adjacent objects share a system call. A row is hashed just before it is written,
+    or just after it was read. Any number of threads may move rows at once.
+
+    Args:
+        compiled: The library.
+        write: Whether they go to the files.
+        granule: Most bytes of a system call.
+        block: For direct I/O, the block of the files; else 0.
+        flags: Of `preadv2`; only for reads.
+        deadline_s: When to begin no call any more, on `time.monotonic()`'s clock.
+        order: int64 (n,), in which rows are moved.
+        files: int64 (n,), descriptors.
+        offsets: int64 (n,), where objects begin in their files.
+        addresses: int64 (n, segments), host byte addresses.
+        sizes: int64 (n, segments), bytes; 0 for no piece. May be a broadcast row.
+        expected: uint64 (n,), or None. An object that is read and has another sum,
+            or cannot be read, is zeroed.
+        sums: uint64 (n,), filled with the xxh3 of objects that were moved.
+        nbytes: int64 (n,), filled with their bytes.
+        errors: int32 (n,), filled with 0 or `LEFT`; as it was where it is too late.
+    """
+
+    compiled: Library = attrs.field(repr=False)
+    write: bool
+    granule: int
+    block: int
+    flags: int
+    deadline_s: float
+    order: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
+    files: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
+    offsets: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
+    addresses: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
+    sizes: Int64Array = attrs.field(repr=False)
+    expected: UInt64Array | None = attrs.field(repr=False)
+    sums: UInt64Array = attrs.field(repr=False)
+    nbytes: Int64Array = attrs.field(repr=False)
+    errors: Int32Array = attrs.field(repr=False)
+    # What the library reads, kept for as long as it does.
+    _words: Int64Array = attrs.field(init=False, repr=False)
+    _at: int = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Write down where everything is."""
+        self.sizes, stride = _rows(self.sizes)
+        expected = self.expected
+        if expected is not None:
+            self.expected = expected = np.ascontiguousarray(expected)
+        ends_ns = self.deadline_s * 1e9
+        self._words = np.array(
+            [
+                self.write,
+                self.addresses.shape[1],
+                stride,
+                self.granule,
+                self.block,
+                self.flags,
+                int(ends_ns) if ends_ns < _LATEST else _LATEST,
+                _address(self.order),
+                _address(self.files),
+                _address(self.offsets),
+                _address(self.addresses),
+                _address(self.sizes),
+                0 if expected is None else _address(expected),
+                _address(self.sums),
+                _address(self.nbytes),
+                _address(self.errors),
+            ],
+            np.int64,
+        )
+        self._at = _address(self._words)
+
+    def leave_uncached(self, first: int, stop: int) -> None:
+        """Make those rows `LEFT` of which the page cache has not the last byte.
+
+        Reading such a row has the file system read ahead, which may wait for a disk
+        whatever the flags.
+        """
+        self.compiled.leave_uncached(self._at, first, stop)
+
+    def move(self, first: int, stop: int) -> None:
+        """Move the rows of `order` from first up to, not including, stop.
+
+        Rows that are `LEFT` already stay so.
+        """
+        self.compiled.move(self._at, first, stop)
+
+
+def _rows(sizes: Int64Array) -> tuple[Int64Array, int]:
+    """Return sizes in one block of memory, and the words from a row to the next."""
+    if len(sizes) and not sizes.strides[0]:
+        return np.ascontiguousarray(sizes[:1]), 0
+    return np.ascontiguousarray(sizes), sizes.shape[1]
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])

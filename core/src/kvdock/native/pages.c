@@ -1,0 +1,300 @@
+/* Pages, many in one call: read or write them, and hash each while its bytes are in
+ * the processor's cache. The interpreter's lock is not held meanwhile. Everything
+ * here has a twin in Python, which also takes what this leaves: errors, short reads,
+ * memory that does not suit direct I/O, and objects under 241 bytes. The hash is XXH3
+ * of 64 bits without a seed, as its specification describes it. */
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "hashes words as they lie in memory, lowest byte first"
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+#define LEFT INT32_MIN   /* the error of a row that Python moves */
+#define BUFFERS 1024     /* most pieces of one system call */
+#define MEMORY_BLOCK 512 /* of direct I/O, for addresses and sizes of memory */
+#define AHEAD 512        /* bytes that are fetched before they are hashed */
+#define STRIPE 64
+#define STRIPES_PER_BLOCK 16
+#define LONG 241         /* least bytes of an object that is hashed by stripes */
+#define PRIME_32 0x9E3779B1u
+#define PRIME_64 0x9E3779B185EBCA87u
+#define SECRET ((const uint8_t *)WORDS)
+
+static const uint64_t WORDS[24] = {
+    0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072,
+    0x78e5c0cc4ee679cb, 0x2172ffcc7dd05a82, 0x8e2443f7744608b8, 0x4c263a81e69035e0,
+    0xcb00c391bb52283c, 0xa32e531b8b65d088, 0x4ef90da297486471, 0xd8acdea946ef1938,
+    0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a, 0x647378d9c97e9fc8,
+    0xc3ebd33483acc5ea, 0xeb6313faffa081c5, 0x49daf0b751dd0d17, 0x9e68d429265516d3,
+    0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af,
+};
+
+static inline uint64_t word(const uint8_t *at) {
+  uint64_t value;
+  memcpy(&value, at, 8);
+  return value;
+}
+
+typedef uint64_t Lanes __attribute__((vector_size(STRIPE)));
+#ifdef __clang__
+#define SWAPPED(of) __builtin_shufflevector(of, of, 1, 0, 3, 2, 5, 4, 7, 6)
+#else
+#define SWAPPED(of) __builtin_shuffle(of, (Lanes){1, 0, 3, 2, 5, 4, 7, 6})
+#endif
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+__attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
+static void add_stripes(uint64_t *sums, const uint8_t *at, const uint8_t *secret, int64_t n) {
+  Lanes lanes;
+  memcpy(&lanes, sums, STRIPE);
+  for (int64_t s = 0; s < n; s++, at += STRIPE, secret += 8) {
+    Lanes value, key;
+    __builtin_prefetch(at + AHEAD);
+    memcpy(&value, at, STRIPE);
+    memcpy(&key, secret, STRIPE);
+    key ^= value;
+    lanes += SWAPPED(value);
+    lanes += (key & 0xffffffff) * (key >> 32);
+  }
+  memcpy(sums, &lanes, STRIPE);
+}
+
+/* One object under way: its pieces arrive in order, cut anywhere. */
+typedef struct {
+  uint64_t sums[8];
+  uint64_t total;
+  int64_t stripes;  /* still to add; the last bytes make one more, see `digest` */
+  int within;       /* stripes of the block that is under way */
+  int held;         /* bytes of a stripe that two pieces share */
+  uint8_t shared[STRIPE];
+} State;
+
+static void begin(State *state, uint64_t total) {
+  *state = (State){{0xC2B2AE3Du, PRIME_64, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u,
+                    0x85EBCA77C2B2AE63u, 0x85EBCA77u, 0x27D4EB2F165667C5u, PRIME_32},
+                   .total = total, .stripes = (int64_t)((total - 1) / STRIPE)};
+}
+
+static void add(State *state, const uint8_t *at, int64_t n) {
+  if (n > state->stripes) n = state->stripes;
+  state->stripes -= n;
+  while (n) {
+    int64_t some = STRIPES_PER_BLOCK - state->within;
+    if (some > n) some = n;
+    add_stripes(state->sums, at, SECRET + 8 * state->within, some);
+    at += some * STRIPE, n -= some;
+    state->within += (int)some;
+    if (state->within < STRIPES_PER_BLOCK) return;
+    for (int i = 0; i < 8; i++) {
+      uint64_t lane = state->sums[i];
+      lane ^= (lane >> 47) ^ word(SECRET + (int)sizeof WORDS - STRIPE + 8 * i);
+      state->sums[i] = lane * PRIME_32;
+    }
+    state->within = 0;
+  }
+}
+
+static void update(State *state, const uint8_t *at, int64_t size) {
+  if (state->held) {
+    int64_t some = STRIPE - state->held;
+    if (some > size) some = size;
+    memcpy(state->shared + state->held, at, (size_t)some);
+    state->held += (int)some;
+    at += some, size -= some;
+    if (state->held < STRIPE) return;
+    add(state, state->shared, 1);
+    state->held = 0;
+  }
+  add(state, at, size / STRIPE);
+  state->held = (int)(size % STRIPE);
+  memcpy(state->shared, at + size - state->held, (size_t)state->held);
+}
+
+static uint64_t fold(uint64_t a, uint64_t b) {
+  unsigned __int128 product = (unsigned __int128)a * b;
+  return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/* The pieces are looked at again: the last 64 bytes may lie in several. */
+static uint64_t digest(State *state, const int64_t *addresses, const int64_t *sizes,
+                       int64_t pieces) {
+  uint8_t last[STRIPE];
+  for (int64_t missing = STRIPE, i = pieces - 1; missing && i >= 0; i--) {
+    int64_t some = sizes[i] < missing ? sizes[i] : missing;
+    missing -= some;
+    memcpy(last + missing, (const uint8_t *)addresses[i] + sizes[i] - some, (size_t)some);
+  }
+  add_stripes(state->sums, last, SECRET + (int)sizeof WORDS - STRIPE - 7, 1);
+  uint64_t hash = state->total * PRIME_64;
+  for (int i = 0; i < 8; i += 2)
+    hash += fold(state->sums[i] ^ word(SECRET + 11 + 8 * i),
+                 state->sums[i + 1] ^ word(SECRET + 19 + 8 * i));
+  hash = (hash ^ (hash >> 37)) * 0x165667919E3779F9u;
+  return hash ^ (hash >> 32);
+}
+
+static int64_t sum(const int64_t *sizes, int64_t pieces) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < pieces; i++) total += sizes[i];
+  return total;
+}
+
+static uint64_t hash_row(const int64_t *addresses, const int64_t *sizes, int64_t pieces) {
+  State state;
+  begin(&state, (uint64_t)sum(sizes, pieces));
+  for (int64_t i = 0; i < pieces; i++) update(&state, (const uint8_t *)addresses[i], sizes[i]);
+  return digest(&state, addresses, sizes, pieces);
+}
+
+/* Hash objects; return how many: fewer than count if the next one is too short. Row r
+ * has its addresses at r * pieces, and its sizes at r * stride. */
+EXPORT int64_t kvdock_hash(int64_t count, int64_t pieces, int64_t stride,
+                           const int64_t *addresses, const int64_t *sizes, uint64_t *sums) {
+  for (int64_t row = 0; row < count; row++, addresses += pieces, sizes += stride) {
+    if (sum(sizes, pieces) < LONG) return row;
+    sums[row] = hash_row(addresses, sizes, pieces);
+  }
+  return count;
+}
+
+EXPORT const int64_t kvdock_version = 2; /* of all arguments, and of a Move's words */
+
+/* What is moved, in words of 8 bytes: Python's Movement says what each is. */
+typedef struct {
+  int64_t write, pieces, stride, granule, block, flags, deadline_ns;
+  const int64_t *order, *files, *offsets, *addresses, *sizes;
+  const uint64_t *expected;
+  uint64_t *sums;
+  int64_t *nbytes;
+  int32_t *errors;
+} Move;
+
+/* Parts of memory for one system call. */
+typedef struct {
+  int count;
+  int64_t bytes;
+  struct iovec of[BUFFERS];
+} Parts;
+
+static void append(Parts *parts, int64_t address, int64_t size) {
+  if (size) parts->of[parts->count++] = (struct iovec){(void *)address, (size_t)size};
+  parts->bytes += size;
+}
+
+static int call(const Move *m, int64_t file, int64_t offset, const Parts *parts) {
+  if (m->block) {
+    if (parts->bytes % m->block) return 0;
+    for (int i = 0; i < parts->count; i++)
+      if (((uintptr_t)parts->of[i].iov_base | parts->of[i].iov_len) % MEMORY_BLOCK) return 0;
+  }
+  if (m->write) return pwritev((int)file, parts->of, parts->count, offset) == parts->bytes;
+  if (!m->flags) return preadv((int)file, parts->of, parts->count, offset) == parts->bytes;
+  /* Not the C library's preadv2, which old ones do not have. */
+  return syscall(SYS_preadv2, (int)file, parts->of, parts->count, offset, 0L, m->flags) ==
+         parts->bytes;
+}
+
+/* Move one object of more than a granule, or of more pieces than one call takes. */
+static int move_large(const Move *m, int64_t row, int64_t total) {
+  const int64_t *addresses = m->addresses + row * m->pieces;
+  const int64_t *sizes = m->sizes + row * m->stride;
+  Parts parts;
+  State state;
+  begin(&state, (uint64_t)total);
+  for (int64_t piece = 0, within = 0, done = 0; done < total;) {
+    parts.count = 0, parts.bytes = 0;
+    while (piece < m->pieces && parts.bytes < m->granule && parts.count < BUFFERS) {
+      int64_t some = sizes[piece] - within;
+      if (some > m->granule - parts.bytes) some = m->granule - parts.bytes;
+      append(&parts, addresses[piece] + within, some);
+      within += some;
+      if (within == sizes[piece]) piece++, within = 0;
+    }
+    for (int pass = 0; pass < 2; pass++) /* hash, then write; or read, then hash */
+      if (pass == !m->write)
+        for (int i = 0; i < parts.count; i++)
+          update(&state, parts.of[i].iov_base, (int64_t)parts.of[i].iov_len);
+      else if (!call(m, m->files[row], m->offsets[row] + done, &parts))
+        return 0;
+    done += parts.bytes;
+  }
+  m->sums[row] = digest(&state, addresses, sizes, m->pieces);
+  return 1;
+}
+
+static void hash_rows(const Move *m, int64_t first, int64_t stop) {
+  for (int64_t at = first, row; at < stop; at++)
+    row = m->order[at], m->sums[row] = hash_row(m->addresses + row * m->pieces,
+                                                m->sizes + row * m->stride, m->pieces);
+}
+
+/* Leave rows whose last byte is not in the page cache, as far as is known: reading them
+ * would have the file system read ahead, and that may wait for a disk that hangs. */
+EXPORT void kvdock_leave_uncached(const Move *m, int64_t first, int64_t stop) {
+  for (; first < stop; first++) {
+    int64_t row = m->order[first], size = sum(m->sizes + row * m->stride, m->pieces);
+    char byte;
+    struct iovec one = {&byte, 1};
+    if (syscall(SYS_preadv2, (int)m->files[row], &one, 1, m->offsets[row] + size - 1, 0L,
+                m->flags) != 1)
+      m->errors[row] = LEFT;
+  }
+}
+
+/* Say how rows went; what must not stay in memory is zeroed. */
+static void finish(const Move *m, int64_t first, int64_t stop, int right) {
+  for (int64_t at = first; at < stop; at++) {
+    int64_t row = m->order[at];
+    const int64_t *sizes = m->sizes + row * m->stride;
+    m->errors[row] = right ? 0 : LEFT;
+    m->nbytes[row] = right ? sum(sizes, m->pieces) : 0;
+    if (m->expected && !m->write && (!right || m->sums[row] != m->expected[row]))
+      for (int64_t i = 0; i < m->pieces; i++)
+        memset((void *)m->addresses[row * m->pieces + i], 0, (size_t)sizes[i]);
+  }
+}
+
+/* Move the run of adjacent objects that begins at `first`; return the row behind it. */
+static int64_t move_run(const Move *m, int64_t first, int64_t stop) {
+  int64_t row = m->order[first], file = m->files[row], offset = m->offsets[row];
+  int64_t last = first, total = sum(m->sizes + row * m->stride, m->pieces);
+  int right;
+  Parts parts;
+  parts.count = 0, parts.bytes = 0;
+  if (m->errors[row] == LEFT) return first + 1;
+  if (total < LONG || total > m->granule || m->pieces > BUFFERS) {
+    right = total >= LONG && move_large(m, row, total);
+    return finish(m, first, first + 1, right), first + 1;
+  }
+  while (total >= LONG && parts.bytes + total <= m->granule &&
+         parts.count + m->pieces <= BUFFERS && m->files[row] == file &&
+         m->offsets[row] == offset + parts.bytes && m->errors[row] != LEFT) {
+    for (int64_t i = 0; i < m->pieces; i++)
+      append(&parts, m->addresses[row * m->pieces + i], m->sizes[row * m->stride + i]);
+    if (++last == stop) break;
+    row = m->order[last];
+    total = sum(m->sizes + row * m->stride, m->pieces);
+  }
+  if (m->write) hash_rows(m, first, last);
+  right = call(m, file, offset, &parts);
+  if (right && !m->write) hash_rows(m, first, last);
+  return finish(m, first, last, right), last;
+}
+
+/* Move the rows from first to stop, in `order`, until it is too late: those that remain
+ * keep the error that they came with. Any number of threads may move rows of one Move. */
+EXPORT void kvdock_move(const Move *m, int64_t first, int64_t stop) {
+  while (first < stop) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if ((int64_t)now.tv_sec * 1000000000 + now.tv_nsec >= m->deadline_ns) return;
+    first = move_run(m, first, stop);
+  }
+}
