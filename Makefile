@@ -10,6 +10,9 @@ TYPED := $(DISTS) tests benchmarks examples/models
 # Only the tests ask for these extras.
 EXTRAS := core[metrics,testing,tracing] plugins/mooncake[cpu] plugins/nixl[cu12] plugins/s3[demo]
 PROJECTS := $(addsuffix /pyproject.toml,$(DISTS))
+# Editable installs compile it beside its source, where there is a compiler.
+NATIVE := core/hatch_build.py $(wildcard core/src/kvdock/native/*.c)
+LIBRARY := core/src/kvdock/native/_pages.so
 STAMP := $(VENV)/.installed
 QUIET := --quiet --quiet --disable-pip-version-check --no-input
 export PIP_ROOT_USER_ACTION := ignore
@@ -24,7 +27,7 @@ help: ## Show this list.
 
 venv: $(STAMP) ## Make .venv with everything that the other commands need.
 
-$(STAMP): requirements-dev.txt $(PROJECTS)
+$(STAMP): requirements-dev.txt $(PROJECTS) $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvdock needs Python 3.11 or newer; set PYTHON=/path/to/it")'
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "== installing what development needs (the first time takes a minute or two)"
@@ -32,6 +35,7 @@ $(STAMP): requirements-dev.txt $(PROJECTS)
 	@$(BIN)/python -m pip install $(QUIET) -r requirements-dev.txt
 	@echo "== installing the workspace: $(DISTS)"
 	@$(BIN)/python -m pip install $(QUIET) --no-build-isolation $(addprefix -e ,$(DISTS) $(EXTRAS))
+	@test -e $(LIBRARY) || echo "== without a C compiler: pages are moved and hashed by Python alone"
 	@$(BIN)/python -m kvdock_mooncake.system_libraries || true
 	@touch $@
 
@@ -195,5 +199,5 @@ try-release: $(STAMP) ## The same, uploaded to an index on loopback and installe
 	@PYTHON=$(BIN)/python bash .ci/release --try
 
 clean: ## Remove the environments and everything that was built.
-	rm -rf $(VENV) .venv-sglang .venv-vllm .venv-lmcache .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-sglang .venv-vllm .venv-lmcache .venv-mooncake build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis $(LIBRARY)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
