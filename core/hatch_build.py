@@ -88,7 +88,7 @@ def compile_library(root: Path, built: Path) -> str:
             errors="replace",
             timeout=TIMEOUT_S,
         )
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (ValueError, subprocess.SubprocessError) as error:
         return f"the C compiler cannot be run: {error}"
     if done.returncode or not built.is_file():
         said = " ".join(f"{done.stderr} {done.stdout}".split())[:500]
