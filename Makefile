@@ -35,7 +35,7 @@ $(STAMP): requirements-dev.txt $(PROJECTS) $(NATIVE)
 	@$(BIN)/python -m pip install $(QUIET) -r requirements-dev.txt
 	@echo "== installing the workspace: $(DISTS)"
 	@$(BIN)/python -m pip install $(QUIET) --no-build-isolation $(addprefix -e ,$(DISTS) $(EXTRAS))
-	@test -e $(LIBRARY) || echo "== without a C compiler: pages are moved and hashed by Python alone"
+	@test -e $(LIBRARY) || echo "== the core is built without its library in C: Python does the same, slower"
 	@$(BIN)/python -m kvdock_mooncake.system_libraries || true
 	@touch $@
 
