@@ -182,7 +182,7 @@ def test_no_variable_of_development_is_taken_for_a_setting() -> None:
     """An engine does not start with a KVDOCK_ variable that is not a setting."""
     taken = re.compile(
         r"(?<![A-Z_])KVDOCK_(?!CONFIG\b|PLUGINS\b|DENY\b|TIERS\b|[A-Z0-9_]*__"
-        # These two are for the command that builds the core alone.
+        # These two are for what builds the core, and the tests of it.
         r"|PURE\b|WHEEL_PLATFORM\b)\w+"
     )
     files = [ROOT / "Makefile", *ROOT.glob(".ci/*"), *SOURCES]
