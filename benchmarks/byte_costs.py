@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from kvdock import (
     RouteRequirements,
     Shard,
     TransferManager,
+    native,
 )
 from kvdock.config import CoreSettings, structure
 from kvdock.pools import Part
@@ -113,6 +115,34 @@ def counted() -> Iterator[Counter[str]]:
         "hashed",
         lambda _, data: memoryview(data).nbytes,
     )
+    moved = native.Movement.move
+
+    def moving(movement: native.Movement, first: int, stop: int) -> None:
+        moved(movement, first, stop)
+        rows = movement.order[first:stop]
+        nbytes = int(movement.nbytes[rows][movement.errors[rows] == 0].sum())
+        counts["kernel"] += nbytes
+        counts["hashed"] += nbytes
+
+    replaced.append((native.Movement, "move", moved))
+    setattr(native.Movement, "move", moving)  # noqa: B010 - a method, to type checkers
+    compiled = native.library()
+    if compiled is not None:
+
+        def hashing(real: Any, *given: Any) -> int:  # noqa: ANN401 - a function of ctypes
+            done = int(real(*given))
+            rows, pieces, stride = given[0] if given[2] else 1, given[1], given[2]
+            sizes = (ctypes.c_int64 * (rows * pieces)).from_address(given[4])
+            counts["hashed"] += sum(sizes) * (1 if stride else given[0])
+            return done
+
+        counting = attrs.evolve(
+            compiled,
+            hash=partial(hashing, compiled.hash),
+            hash_locked=partial(hashing, compiled.hash_locked),
+        )
+        replaced.append((native, "library", native.library))
+        setattr(native, "library", lambda: counting)  # noqa: B010 - same
     made = xxhash.xxh3_64
     replaced.append((xxhash, "xxh3_64", made))
     own = {"counts": counts, "made": made}

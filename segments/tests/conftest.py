@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvdock import native
 from kvdock.batch import Batch, BatchResult, Operation
 from kvdock_segments import (
     IOEngine,
@@ -146,3 +147,16 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
     yield open_one
     for depot in opened:
         depot.store.close()
+
+
+@pytest.fixture(params=["compiled", "python"], scope="module")
+def each_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hash and move pages in compiled code, and once more in Python."""
+    if request.param == "python":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "library", lambda: None)
+            yield
+    elif native.library() is None:
+        pytest.skip("no C compiler was there when kvdock was installed")
+    else:
+        yield

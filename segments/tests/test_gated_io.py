@@ -17,6 +17,8 @@ from kvdock.batch import MemoryGate, Operation, Outcome
 from kvdock_segments import IORequest, PosixIOEngine, io, posix_io
 from kvdock_segments.io import DEADLINE
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 REUSED = 0x77
 SLOT = 32768
 WRONG = np.uint64(1)

@@ -24,6 +24,8 @@ from kvdock.daemon_threads import DaemonThreads
 from kvdock_segments import IORequest, IOResult, PosixIOEngine, checksums
 from kvdock_segments.io import DEADLINE, plan_request
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 
 @pytest.fixture(params=["buffered", "direct"])
 def engine(request: pytest.FixtureRequest) -> Iterator[PosixIOEngine]:

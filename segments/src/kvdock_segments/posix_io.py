@@ -161,7 +161,7 @@ class PosixIOEngine(IOEngine):
         if request.gate is None:
             return False
         # Nothing may wait for a disk while a gate is open.
-        return request.write or self._direct or request.expected is None
+        return request.write or self._direct or not _CACHED or request.expected is None
 
     def _move_in_python(self, request: IORequest, result: IOResult) -> None:
         plan, tasks = plan_request(request, result)

@@ -22,6 +22,7 @@ def versions(*, json: bool) -> int:
             report.Part(name, metadata.version(name), name, path_of(module))
             for name, module in (("kvdock", "kvdock"), ("kvdock-cli", "kvdock_cli"))
         ),
+        _compiled_pages(),
         *(
             report.Part(
                 f"{group.rpartition('.')[2].removesuffix('s')} {one.name}",
@@ -35,6 +36,15 @@ def versions(*, json: bool) -> int:
         ),
     ]
     return emit(report.as_text(parts, style_of()), report.as_data(parts), as_json=json)
+
+
+def _compiled_pages() -> report.Part:
+    """Say whether pages are hashed and moved in compiled code."""
+    from kvdock import native  # noqa: PLC0415 - it imports numpy
+
+    used = native.library() is not None
+    path = str(native.library_path()) if used else "-"
+    return report.Part("compiled pages", "yes" if used else "no", "kvdock", path)
 
 
 def path_of(value: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ does not suit direct I/O, or it is very short."""
 _VERSION = 2
 _SPAN = 2**47  # user addresses of 64-bit Linux
 _SHORT = 128 << 10  # bytes that are hashed in the time in which a lock changes hands
+_LONG = 8 << 20  # bytes of which a second thread hashes half
 _LATEST = 2**63 - 1
 
 
@@ -48,10 +50,15 @@ class Library:
     hash_locked: Any
 
 
+def library_path() -> Path:
+    """Return where the library is, if it could be built."""
+    return Path(__file__).with_name("_pages.so")
+
+
 @functools.cache
 def library() -> Library | None:
     """Return the library; None if there is none, or it is not to be used."""
-    path = Path(__file__).with_name("_pages.so")
+    path = library_path()
     if os.environ.get("KVDOCK_PURE") == "1" or not path.exists():
         return None
     try:
@@ -94,12 +101,27 @@ def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
     rows, stride = _rows(sizes)
     starts = np.ascontiguousarray(addresses)
     found = np.empty(count, np.uint64)
-    short = rows.sum() * (1 if stride else count) <= _SHORT
-    function = compiled.hash_locked if short else compiled.hash
-    places = _address(starts), _address(rows), _address(found)
-    if function(count, pieces, stride, *places) < count:
-        return _checksums(addresses, sizes)
-    return found
+    nbytes = int(rows.sum()) * (1 if stride else count)
+    function = compiled.hash_locked if nbytes <= _SHORT else compiled.hash
+    hashed: list[int] = []
+
+    def hash_rows(first: int, stop: int) -> None:
+        its_sizes = rows[first:] if stride else rows
+        places = map(_address, (starts[first:], its_sizes, found[first:]))
+        hashed.append(function(stop - first, pieces, stride, *places))
+
+    half = count // 2 if nbytes >= _LONG else 0
+    helper: threading.Thread | None = None
+    if half:
+        helper = threading.Thread(target=hash_rows, args=(0, half), daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # no thread can be started
+            helper, half = None, 0
+    hash_rows(half, count)
+    if helper is not None:
+        helper.join()
+    return found if sum(hashed) == count else _checksums(addresses, sizes)
 
 
 def _checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:

@@ -1,0 +1,249 @@
+"""The compiled hash and its twin in Python, and when there is none."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvdock import native
+
+MEMORY = np.random.default_rng(1).integers(0, 256, 1 << 18, np.uint8)
+PIECES = st.lists(
+    st.one_of(st.integers(0, 130), st.integers(0, 5000), st.just(1024), st.just(64)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.fixture
+def loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.MonkeyPatch]:
+    """Load the library anew, from a folder of its own."""
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    native.library.cache_clear()
+    yield monkeypatch
+    native.library.cache_clear()
+
+
+def built() -> Path:
+    return Path(native.__file__).with_name("_pages.so")
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is here")
+def test_an_installation_with_a_compiler_has_the_library() -> None:
+    assert native.library() is not None
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@given(
+    rows=st.lists(PIECES, min_size=1, max_size=6),
+    seed=st.integers(0, 2**32),
+    same=st.booleans(),
+    long=st.sampled_from([1, 1 << 20]),
+)
+@example(rows=[[240]], seed=0, same=True, long=1)
+@example(rows=[[241], [256]], seed=0, same=False, long=1 << 20)
+@example(rows=[[1025, 0, 63], [1, 1024]], seed=0, same=False, long=1)
+@example(rows=[[300], [1 << 17], [400]], seed=3, same=False, long=1)
+def test_objects_are_hashed_piece_by_piece(
+    compiled: bool,  # noqa: FBT001 - a parameter
+    rows: list[list[int]],
+    seed: int,
+    same: bool,  # noqa: FBT001 - drawn
+    long: int,
+) -> None:
+    width = max(map(len, rows))
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    sizes = np.array(padded, np.int64)
+    if same:
+        sizes = np.broadcast_to(sizes[0], sizes.shape)
+    starts = np.random.default_rng(seed).integers(
+        0, len(MEMORY) - (1 << 17), sizes.shape
+    )
+    wanted = [
+        xxhash.xxh3_64_intdigest(
+            b"".join(
+                MEMORY[at : at + size].tobytes() for at, size in zip(*row, strict=True)
+            )
+        )
+        for row in zip(starts.tolist(), sizes.tolist(), strict=True)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_LONG", long)
+        if not compiled:
+            patch.setattr(native, "library", lambda: None)
+        # In columns of another order, as a view of a table may be.
+        places = np.asfortranarray(starts + MEMORY.ctypes.data)
+        assert native.checksums(places, sizes).tolist() == wanted
+
+
+def test_no_objects_have_no_checksums() -> None:
+    nothing = np.zeros((0, 3), np.int64)
+    assert native.checksums(nothing, nothing).shape == (0,)
+
+
+def test_where_no_thread_can_be_started_one_hashes_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(native, "_LONG", 1)
+    at, sizes = np.full((4, 1), MEMORY.ctypes.data), np.full((4, 1), 1000)
+    wanted = xxhash.xxh3_64_intdigest(MEMORY[:1000].tobytes())
+    assert native.checksums(at, sizes).tolist() == [wanted] * 4
+
+
+@pytest.mark.usefixtures("loading")
+def test_without_a_library_python_does_it() -> None:
+    assert native.library() is None
+    at = np.array([[MEMORY.ctypes.data]])
+    found = native.checksums(at, np.array([[len(MEMORY)]]))
+    assert found.tolist() == [xxhash.xxh3_64_intdigest(MEMORY.tobytes())]
+
+
+@pytest.mark.usefixtures("loading")
+@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", None])
+def test_a_library_that_cannot_be_loaded_is_none(content: bytes | None) -> None:
+    if content is None:
+        built().mkdir()
+    else:
+        built().write_bytes(content)
+    assert native.library() is None
+
+
+def with_a_library(loading: pytest.MonkeyPatch) -> None:
+    loading.undo()
+    if native.library() is None:
+        pytest.skip("no C compiler was there when kvdock was installed")
+    native.library.cache_clear()
+
+
+def test_a_library_of_another_version_is_none(loading: pytest.MonkeyPatch) -> None:
+    with_a_library(loading)
+    loading.setattr(native, "_VERSION", native._VERSION + 1)
+    assert native.library() is None
+
+
+def test_a_variable_turns_the_library_off(loading: pytest.MonkeyPatch) -> None:
+    with_a_library(loading)
+    loading.setenv("KVDOCK_PURE", "1")
+    assert native.library() is None
+
+
+SLOT = 4096
+WRONG = np.uint64(1)
+NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
+
+
+class Moved:
+    """Objects of one slot each, some in a second file, and a movement of them."""
+
+    def __init__(self, folder: Path, offsets: list[int], **more: Any) -> None:
+        compiled = native.library()
+        if compiled is None:
+            pytest.skip("no C compiler was there when kvdock was installed")
+        count = len(offsets)
+        self.content = np.random.default_rng(2).integers(0, 256, (8, SLOT), np.uint8)
+        for name in ("a", "b"):
+            (folder / name).write_bytes(self.content.tobytes())
+        self.files = [os.open(folder / name, os.O_RDONLY) for name in ("a", "b")]
+        self.memory = np.full((count, SLOT), 7, np.uint8)
+        self.sums = np.zeros(count, np.uint64)
+        self.nbytes = np.zeros(count, np.int64)
+        self.errors = np.full(count, 99, np.int32)
+        self.right = np.array(
+            [
+                xxhash.xxh3_64_intdigest(self.content[at // SLOT % 8].tobytes())
+                for at in offsets
+            ],
+            np.uint64,
+        )
+        fields: dict[str, Any] = {
+            "write": False,
+            "granule": 8 * SLOT,
+            "block": 0,
+            "flags": 0,
+            "deadline_s": float("inf"),
+            "order": np.arange(count),
+            "files": np.full(count, self.files[0]),
+            "expected": None,
+        }
+        self.movement = native.Movement(
+            compiled=compiled,
+            offsets=np.array(offsets),
+            addresses=self.memory.ctypes.data + SLOT * np.arange(count)[:, None],
+            sizes=np.broadcast_to(np.int64(SLOT), (count, 1)),
+            sums=self.sums,
+            nbytes=self.nbytes,
+            errors=self.errors,
+            **(fields | more),
+        )
+
+    def move(self) -> list[int]:
+        self.movement.move(0, len(self.errors))
+        for file in self.files:
+            os.close(file)
+        return self.errors.tolist()
+
+    def there(self) -> list[str]:
+        """Return what is in the memory of each object."""
+        kinds = {7: "before", 0: "zeros"}
+        return [
+            kinds[int(row[0])] if len(set(row.tolist())) == 1 else "bytes"
+            for row in self.memory
+        ]
+
+
+@pytest.mark.parametrize("flags", sorted({0, NOWAIT}))
+def test_what_differs_or_ends_early_leaves_no_byte(tmp_path: Path, flags: int) -> None:
+    # The third one is an adjacent object, the last one lies half behind the end.
+    offsets = [0, 2 * SLOT, 3 * SLOT, 7 * SLOT + SLOT // 2]
+    expected = np.full(4, WRONG)
+    moved = Moved(tmp_path, offsets, flags=flags, expected=expected)
+    expected[[0, 2]] = moved.right[[0, 2]]
+    assert moved.move() == [0, 0, 0, native.LEFT]
+    assert moved.there() == ["bytes", "zeros", "bytes", "zeros"]
+    assert moved.nbytes.tolist() == [SLOT, SLOT, SLOT, 0]
+    assert moved.sums[:3].tolist() == moved.right[:3].tolist()
+
+
+def test_what_is_left_already_is_not_touched_and_parts_its_neighbours(
+    tmp_path: Path,
+) -> None:
+    moved = Moved(tmp_path, [0, SLOT, 2 * SLOT], expected=np.full(3, WRONG))
+    moved.errors[1] = native.LEFT
+    assert moved.move() == [0, native.LEFT, 0]
+    assert moved.there() == ["zeros", "before", "zeros"]
+    assert moved.sums.tolist() == [moved.right[0], 0, moved.right[2]]
+
+
+@pytest.mark.skipif(not NOWAIT, reason="this Python does not name RWF_NOWAIT")
+def test_what_the_page_cache_has_not_is_left(tmp_path: Path) -> None:
+    moved = Moved(tmp_path, [0, 8 * SLOT, 7 * SLOT], flags=NOWAIT)
+    moved.movement.leave_uncached(0, 3)
+    assert moved.errors.tolist() == [99, native.LEFT, 99]
+    assert moved.move() == [0, native.LEFT, 0]
+
+
+def test_objects_of_two_files_share_no_call(tmp_path: Path) -> None:
+    moved = Moved(tmp_path, [0, SLOT])
+    moved.movement.files[1] = moved.files[1]
+    os.truncate(tmp_path / "b", 0)
+    assert moved.move() == [0, native.LEFT]
+
+
+def test_a_write_that_fails_is_left(tmp_path: Path) -> None:
+    moved = Moved(tmp_path, [0, SLOT], write=True)
+    assert moved.move() == [native.LEFT] * 2
+    assert (tmp_path / "a").read_bytes() == moved.content.tobytes()
