@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from waiting import until
 
 from kvdock.batch import Outcome
-from kvdock_segments.eviction import cold_slots, mean_last_used_ns, plan_eviction
+from kvdock_segments.eviction import (
+    _SHARE,
+    cold_slots,
+    mean_last_used_ns,
+    plan_eviction,
+)
 from kvdock_segments.eviction_policy import EvictionPolicy
 from kvdock_segments.format import RECORD, index_bytes, uses_at
 from kvdock_segments.index import Index
@@ -301,7 +306,7 @@ def test_a_plan_frees_the_coldest_pages_and_none_that_is_protected(
     cold_ns = int(plan.cold.cold_ns[0])
     assert (plan.cold.cold_ns == cold_ns).all()
     going = [used for used in may_go if used <= cold_ns]
-    wanted = min(len(may_go), max(wanted, len(may_go) // 16, 1))
+    wanted = min(len(may_go), max(wanted, len(may_go) // _SHARE, 1))
     # No more than were wanted, but for pages that were used at the same moment.
     assert sum(used < cold_ns for used in going) < wanted <= len(going)
     assert plan.coldest_ns <= cold_ns < before_ns

@@ -165,7 +165,7 @@ class PosixIOEngine(IOEngine):
 
     def _move_in_python(self, request: IORequest, result: IOResult) -> None:
         plan, tasks = plan_request(request, result)
-        if self._is_alone(request, plan):
+        if min(len(tasks), self._threads) > 1 and self._is_alone(request, plan):
             tasks = [(0, tasks[-1][1])]
         self._share(partial(self._work, plan), tasks)
 
