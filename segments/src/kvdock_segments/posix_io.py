@@ -165,9 +165,10 @@ class PosixIOEngine(IOEngine):
 
     def _move_in_python(self, request: IORequest, result: IOResult) -> None:
         plan, tasks = plan_request(request, result)
-        if min(len(tasks), self._threads) > 1 and self._is_alone(request, plan):
-            tasks = [(0, tasks[-1][1])]
-        self._share(partial(self._work, plan), tasks)
+        if len(tasks) == 1 or self._threads == 1 or self._is_alone(request, plan):
+            self._work(plan, 0, tasks[-1][1])
+        else:
+            self._share(partial(self._work, plan), tasks)
 
     def _share(self, work: _Work, tasks: Tasks) -> None:
         """Do tasks on this thread and on helpers, unless other calls use those."""
