@@ -55,6 +55,8 @@ from kvdock_segments.io import (
 if TYPE_CHECKING:
     from kvdock.batch import MemoryGate
 
+_MANY = 8  # pieces that are worth a call of compiled code
+_FEW = 3  # views that are hashed one by one
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 _CACHED: int = getattr(os, "RWF_NOWAIT", 0)
 """Reads what is in the page cache, and waits for no disk."""
@@ -127,10 +129,10 @@ class PosixIOEngine(IOEngine):
         order, most = sorted_rows(request)
         movement = native.Movement(
             compiled=compiled,
-            write=request.write,
+            write=1 + gated if request.write else 0,
             granule=granule_of(most),
             block=BLOCK if self._direct else 0,
-            flags=_CACHED if gated else 0,
+            flags=_CACHED if gated and not request.write else 0,
             deadline_s=request.deadline_s,
             order=order,
             files=np.asarray(request.files, np.int64)[request.file_of],
@@ -144,7 +146,8 @@ class PosixIOEngine(IOEngine):
         )
         work: _Work = movement.move
         if request.gate is not None:
-            work = partial(_move_gated, movement, request.gate)
+            gate_work = _write_gated if request.write else _read_gated
+            work = partial(gate_work, movement, request.gate)
         self._share(work, tasks_of(len(order), most))
         left = np.flatnonzero(result.errors == native.LEFT)
         if len(left):
@@ -156,12 +159,12 @@ class PosixIOEngine(IOEngine):
 
     def _leaves(self, request: IORequest) -> bool:
         """Return whether a request is left to Python as a whole."""
-        if len(request) == 1:
+        if request.addresses.size < _MANY:
             return True  # sooner done than its numbers are written down
-        if request.gate is None:
+        if request.gate is None or request.write:
             return False
         # Nothing may wait for a disk while a gate is open.
-        return request.write or self._direct or not _CACHED or request.expected is None
+        return self._direct or not _CACHED or request.expected is None
 
     def _move_in_python(self, request: IORequest, result: IOResult) -> None:
         plan, tasks = plan_request(request, result)
@@ -356,16 +359,11 @@ class PosixIOEngine(IOEngine):
     def _sums(
         self, plan: IOPlan, start: int, stop: int, views: list[memoryview]
     ) -> list[int]:
-        if plan.pieces == 1:
+        if plan.pieces == 1 and len(views) <= _FEW:
             return [xxhash.xxh3_64_intdigest(view) for view in views]
-        sums = []
-        pieces = iter(views)
-        for row in range(start, stop):
-            state = xxhash.xxh3_64()
-            for size in plan.sizes[row]:
-                if size:
-                    state.update(next(pieces))
-            sums.append(state.intdigest())
+        addresses, sizes = plan.addresses[start:stop], plan.sizes[start:stop]
+        found = native.checksums(np.array(addresses), np.array(sizes))
+        sums: list[int] = found.tolist()
         return sums
 
     def _single(self, plan: IOPlan, row: int) -> None:
@@ -434,7 +432,7 @@ class PosixIOEngine(IOEngine):
         return got
 
 
-def _move_gated(
+def _read_gated(
     movement: native.Movement, gate: MemoryGate, first: int, stop: int
 ) -> None:
     """Read rows from the page cache while a gate is open; leave all others."""
@@ -447,6 +445,21 @@ def _move_gated(
             movement.move(first, stop)
         finally:
             gate.leave()
+
+
+def _write_gated(
+    movement: native.Movement, gate: MemoryGate, first: int, stop: int
+) -> None:
+    """Write rows as they were while a gate was open; report none if it is closed."""
+    if not gate.enter():
+        return
+    try:
+        movement.hash_rows(first, stop)
+    finally:
+        gate.leave()
+    movement.move(first, stop)
+    if gate.closed:
+        movement.errors[movement.order[first:stop]] = DEADLINE
 
 
 def _drain(work: _Work, todo: deque[tuple[int, int]]) -> None:

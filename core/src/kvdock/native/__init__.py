@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ LEFT = -(2**31)
 """Error of an object that the library leaves to Python: its call failed, its memory
 does not suit direct I/O, or it is very short."""
 
-_VERSION = 2
+_VERSION = 4
 _SPAN = 2**47  # user addresses of 64-bit Linux
 _SHORT = 128 << 10  # bytes that are hashed in the time in which a lock changes hands
 _LONG = 8 << 20  # bytes of which a second thread hashes half
@@ -40,12 +41,14 @@ class Library:
     Args:
         move: Moves rows; see `Movement`.
         leave_uncached: Looks for rows in the page cache; see there too.
+        hash_rows: Hashes rows before they are written; see there too.
         hash: Hashes objects without the interpreter's lock.
         hash_locked: The same with the lock, for a few.
     """
 
     move: Any
     leave_uncached: Any
+    hash_rows: Any
     hash: Any
     hash_locked: Any
 
@@ -59,12 +62,18 @@ def library_path() -> Path:
 def library() -> Library | None:
     """Return the library; None if there is none, or it is not to be used."""
     path = library_path()
-    if os.environ.get("KVDOCK_PURE") == "1" or not path.exists():
+    # The library hashes words as they lie in memory, lowest byte first.
+    unusable = sys.byteorder != "little" or not path.exists()
+    if unusable or os.environ.get("KVDOCK_PURE") == "1":
         return None
     try:
         free, locked = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
         version = ctypes.c_int64.in_dll(free, "kvdock_version").value
-        over_rows = free.kvdock_move, free.kvdock_leave_uncached
+        over_rows = (
+            free.kvdock_move,
+            free.kvdock_leave_uncached,
+            free.kvdock_hash_rows,
+        )
         hashing = free.kvdock_hash, locked.kvdock_hash
     except (OSError, ValueError, AttributeError):
         return None  # built for another machine, or from another source
@@ -150,7 +159,8 @@ class Movement:
 
     Args:
         compiled: The library.
-        write: Whether they go to the files.
+        write: 0 if they come from the files; 1 if they go there; 2 if they go there
+            as `hash_rows` has hashed them, and are not hashed again.
         granule: Most bytes of a system call.
         block: For direct I/O, the block of the files; else 0.
         flags: Of `preadv2`; only for reads.
@@ -168,7 +178,7 @@ class Movement:
     """
 
     compiled: Library = attrs.field(repr=False)
-    write: bool
+    write: int
     granule: int
     block: int
     flags: int
@@ -220,9 +230,13 @@ class Movement:
         """Make those rows `LEFT` of which the page cache has not the last byte.
 
         Reading such a row has the file system read ahead, which may wait for a disk
-        whatever the flags.
+        whatever the flags. What lies in memory (tmpfs) is not left.
         """
         self.compiled.leave_uncached(self._at, first, stop)
+
+    def hash_rows(self, first: int, stop: int) -> None:
+        """Hash rows that are written afterwards; very short ones are `LEFT`."""
+        self.compiled.hash_rows(self._at, first, stop)
 
     def move(self, first: int, stop: int) -> None:
         """Move the rows of `order` from first up to, not including, stop.

@@ -4,20 +4,21 @@
  * memory that does not suit direct I/O, and objects under 241 bytes. The hash is XXH3
  * of 64 bits without a seed, as its specification describes it. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "hashes words as they lie in memory, lowest byte first"
-#endif
 
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define EXPORT __attribute__((visibility("default")))
 #define LEFT INT32_MIN   /* the error of a row that Python moves */
 #define BUFFERS 1024     /* most pieces of one system call */
 #define MEMORY_BLOCK 512 /* of direct I/O, for addresses and sizes of memory */
+#define TMPFS 0x01021994 /* a file system in memory, as statfs tells it */
 #define AHEAD 512        /* bytes that are fetched before they are hashed */
 #define STRIPE 64
 #define STRIPES_PER_BLOCK 16
@@ -35,12 +36,8 @@ static const uint64_t WORDS[24] = {
     0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af,
 };
 
-static inline uint64_t word(const uint8_t *at) {
-  uint64_t value;
-  memcpy(&value, at, 8);
-  return value;
-}
-
+typedef uint64_t __attribute__((aligned(1), may_alias)) Word;
+#define WORD(at) (*(const Word *)(at))
 typedef uint64_t Lanes __attribute__((vector_size(STRIPE)));
 #ifdef __clang__
 #define SWAPPED(of) __builtin_shufflevector(of, of, 1, 0, 3, 2, 5, 4, 7, 6)
@@ -83,18 +80,17 @@ static void begin(State *state, uint64_t total) {
 }
 
 static void add(State *state, const uint8_t *at, int64_t n) {
-  if (n > state->stripes) n = state->stripes;
+  n = MIN(n, state->stripes);
   state->stripes -= n;
   while (n) {
-    int64_t some = STRIPES_PER_BLOCK - state->within;
-    if (some > n) some = n;
+    int64_t some = MIN(STRIPES_PER_BLOCK - state->within, n);
     add_stripes(state->sums, at, SECRET + 8 * state->within, some);
     at += some * STRIPE, n -= some;
     state->within += (int)some;
     if (state->within < STRIPES_PER_BLOCK) return;
     for (int i = 0; i < 8; i++) {
       uint64_t lane = state->sums[i];
-      lane ^= (lane >> 47) ^ word(SECRET + (int)sizeof WORDS - STRIPE + 8 * i);
+      lane ^= (lane >> 47) ^ WORD(SECRET + (int)sizeof WORDS - STRIPE + 8 * i);
       state->sums[i] = lane * PRIME_32;
     }
     state->within = 0;
@@ -103,8 +99,7 @@ static void add(State *state, const uint8_t *at, int64_t n) {
 
 static void update(State *state, const uint8_t *at, int64_t size) {
   if (state->held) {
-    int64_t some = STRIPE - state->held;
-    if (some > size) some = size;
+    int64_t some = MIN(STRIPE - state->held, size);
     memcpy(state->shared + state->held, at, (size_t)some);
     state->held += (int)some;
     at += some, size -= some;
@@ -127,15 +122,15 @@ static uint64_t digest(State *state, const int64_t *addresses, const int64_t *si
                        int64_t pieces) {
   uint8_t last[STRIPE];
   for (int64_t missing = STRIPE, i = pieces - 1; missing && i >= 0; i--) {
-    int64_t some = sizes[i] < missing ? sizes[i] : missing;
+    int64_t some = MIN(sizes[i], missing);
     missing -= some;
     memcpy(last + missing, (const uint8_t *)addresses[i] + sizes[i] - some, (size_t)some);
   }
   add_stripes(state->sums, last, SECRET + (int)sizeof WORDS - STRIPE - 7, 1);
   uint64_t hash = state->total * PRIME_64;
   for (int i = 0; i < 8; i += 2)
-    hash += fold(state->sums[i] ^ word(SECRET + 11 + 8 * i),
-                 state->sums[i + 1] ^ word(SECRET + 19 + 8 * i));
+    hash += fold(state->sums[i] ^ WORD(SECRET + 11 + 8 * i),
+                 state->sums[i + 1] ^ WORD(SECRET + 19 + 8 * i));
   hash = (hash ^ (hash >> 37)) * 0x165667919E3779F9u;
   return hash ^ (hash >> 32);
 }
@@ -164,7 +159,7 @@ EXPORT int64_t kvdock_hash(int64_t count, int64_t pieces, int64_t stride,
   return count;
 }
 
-EXPORT const int64_t kvdock_version = 2; /* of all arguments, and of a Move's words */
+EXPORT const int64_t kvdock_version = 4; /* of all arguments, and of a Move's words */
 
 /* What is moved, in words of 8 bytes: Python's Movement says what each is. */
 typedef struct {
@@ -195,10 +190,12 @@ static int call(const Move *m, int64_t file, int64_t offset, const Parts *parts)
       if (((uintptr_t)parts->of[i].iov_base | parts->of[i].iov_len) % MEMORY_BLOCK) return 0;
   }
   if (m->write) return pwritev((int)file, parts->of, parts->count, offset) == parts->bytes;
-  if (!m->flags) return preadv((int)file, parts->of, parts->count, offset) == parts->bytes;
+  errno = EOPNOTSUPP;
   /* Not the C library's preadv2, which old ones do not have. */
-  return syscall(SYS_preadv2, (int)file, parts->of, parts->count, offset, 0L, m->flags) ==
-         parts->bytes;
+  ssize_t done = m->flags ? syscall(SYS_preadv2, (int)file, parts->of, parts->count, offset,
+                                    0L, m->flags) : -1;
+  if (done < 0 && errno == EOPNOTSUPP) done = preadv((int)file, parts->of, parts->count, offset);
+  return done == parts->bytes;
 }
 
 /* Move one object of more than a granule, or of more pieces than one call takes. */
@@ -211,39 +208,45 @@ static int move_large(const Move *m, int64_t row, int64_t total) {
   for (int64_t piece = 0, within = 0, done = 0; done < total;) {
     parts.count = 0, parts.bytes = 0;
     while (piece < m->pieces && parts.bytes < m->granule && parts.count < BUFFERS) {
-      int64_t some = sizes[piece] - within;
-      if (some > m->granule - parts.bytes) some = m->granule - parts.bytes;
+      int64_t some = MIN(sizes[piece] - within, m->granule - parts.bytes);
       append(&parts, addresses[piece] + within, some);
       within += some;
       if (within == sizes[piece]) piece++, within = 0;
     }
     for (int pass = 0; pass < 2; pass++) /* hash, then write; or read, then hash */
       if (pass == !m->write)
-        for (int i = 0; i < parts.count; i++)
+        for (int i = 0; i < parts.count && m->write < 2; i++)
           update(&state, parts.of[i].iov_base, (int64_t)parts.of[i].iov_len);
       else if (!call(m, m->files[row], m->offsets[row] + done, &parts))
         return 0;
     done += parts.bytes;
   }
-  m->sums[row] = digest(&state, addresses, sizes, m->pieces);
+  if (m->write < 2) m->sums[row] = digest(&state, addresses, sizes, m->pieces);
   return 1;
 }
 
-static void hash_rows(const Move *m, int64_t first, int64_t stop) {
-  for (int64_t at = first, row; at < stop; at++)
-    row = m->order[at], m->sums[row] = hash_row(m->addresses + row * m->pieces,
-                                                m->sizes + row * m->stride, m->pieces);
+/* Hash rows for a Move whose `write` is 2: it writes them as they were hashed before. */
+EXPORT void kvdock_hash_rows(const Move *m, int64_t first, int64_t stop) {
+  for (; first < stop; first++) {
+    int64_t row = m->order[first];
+    const int64_t *sizes = m->sizes + row * m->stride;
+    if (sum(sizes, m->pieces) < LONG) m->errors[row] = LEFT;
+    else m->sums[row] = hash_row(m->addresses + row * m->pieces, sizes, m->pieces);
+  }
 }
 
 /* Leave rows whose last byte is not in the page cache, as far as is known: reading them
- * would have the file system read ahead, and that may wait for a disk that hangs. */
+ * would have the file system read ahead, and that may wait for a disk that hangs. A file
+ * in memory has no cache to ask, and no disk. */
 EXPORT void kvdock_leave_uncached(const Move *m, int64_t first, int64_t stop) {
   for (; first < stop; first++) {
     int64_t row = m->order[first], size = sum(m->sizes + row * m->stride, m->pieces);
     char byte;
     struct iovec one = {&byte, 1};
+    struct statfs system;
     if (syscall(SYS_preadv2, (int)m->files[row], &one, 1, m->offsets[row] + size - 1, 0L,
-                m->flags) != 1)
+                m->flags) != 1 &&
+        (errno != EOPNOTSUPP || fstatfs((int)m->files[row], &system) || system.f_type != TMPFS))
       m->errors[row] = LEFT;
   }
 }
@@ -265,14 +268,11 @@ static void finish(const Move *m, int64_t first, int64_t stop, int right) {
 static int64_t move_run(const Move *m, int64_t first, int64_t stop) {
   int64_t row = m->order[first], file = m->files[row], offset = m->offsets[row];
   int64_t last = first, total = sum(m->sizes + row * m->stride, m->pieces);
-  int right;
   Parts parts;
   parts.count = 0, parts.bytes = 0;
   if (m->errors[row] == LEFT) return first + 1;
-  if (total < LONG || total > m->granule || m->pieces > BUFFERS) {
-    right = total >= LONG && move_large(m, row, total);
-    return finish(m, first, first + 1, right), first + 1;
-  }
+  if (total < LONG || total > m->granule || m->pieces > BUFFERS)
+    return finish(m, first, first + 1, total >= LONG && move_large(m, row, total)), first + 1;
   while (total >= LONG && parts.bytes + total <= m->granule &&
          parts.count + m->pieces <= BUFFERS && m->files[row] == file &&
          m->offsets[row] == offset + parts.bytes && m->errors[row] != LEFT) {
@@ -282,9 +282,9 @@ static int64_t move_run(const Move *m, int64_t first, int64_t stop) {
     row = m->order[last];
     total = sum(m->sizes + row * m->stride, m->pieces);
   }
-  if (m->write) hash_rows(m, first, last);
-  right = call(m, file, offset, &parts);
-  if (right && !m->write) hash_rows(m, first, last);
+  if (m->write == 1) kvdock_hash_rows(m, first, last);
+  int right = call(m, file, offset, &parts);
+  if (right && !m->write) kvdock_hash_rows(m, first, last);
   return finish(m, first, last, right), last;
 }
 
