@@ -1,6 +1,7 @@
 """Memory with a gate: what is moved, and what is left alone."""
 
 import os
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdock import native
 from kvdock.batch import MemoryGate, Operation, Outcome
 from kvdock_segments import IORequest, PosixIOEngine, io, posix_io
 from kvdock_segments.io import DEADLINE
@@ -20,6 +22,7 @@ from kvdock_segments.io import DEADLINE
 pytestmark = pytest.mark.usefixtures("each_way")
 
 REUSED = 0x77
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only for a folder of our own in it
 SLOT = 32768
 WRONG = np.uint64(1)
 
@@ -247,3 +250,29 @@ def test_a_thread_that_forks_shares_no_bounce_buffer() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert view[0] == 1
+
+
+def test_what_lies_in_memory_is_read_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if native.library() is None:
+        pytest.skip("Python copies it through a buffer")
+    monkeypatch.setattr(posix_io.BounceBuffer, "read", None)
+    engine = PosixIOEngine(2)
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        table = Table.of(engine, Path(folder, "d"), [[3000, 5000]] * 8, 1)
+        assert not engine.move(table.request).errors.any()
+        before = table.memory.copy()
+        table.memory[:] = 0
+        found = engine.move(
+            attrs.evolve(
+                table.request,
+                write=False,
+                gate=MemoryGate(),
+                expected=np.array(table.sums(), np.uint64),
+            )
+        )
+        engine.close_file(table.token)
+    engine.close()
+    assert not found.errors.any()
+    assert (table.memory[:-1] == before[:-1]).all()

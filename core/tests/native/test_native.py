@@ -178,12 +178,12 @@ class Moved:
             "order": np.arange(count),
             "files": np.full(count, self.files[0]),
             "expected": None,
+            "sizes": np.broadcast_to(np.int64(SLOT), (count, 1)),
         }
         self.movement = native.Movement(
             compiled=compiled,
             offsets=np.array(offsets),
             addresses=self.memory.ctypes.data + SLOT * np.arange(count)[:, None],
-            sizes=np.broadcast_to(np.int64(SLOT), (count, 1)),
             sums=self.sums,
             nbytes=self.nbytes,
             errors=self.errors,
@@ -247,3 +247,27 @@ def test_a_write_that_fails_is_left(tmp_path: Path) -> None:
     moved = Moved(tmp_path, [0, SLOT], write=True)
     assert moved.move() == [native.LEFT] * 2
     assert (tmp_path / "a").read_bytes() == moved.content.tobytes()
+
+
+def test_rows_are_written_as_they_were_hashed_before(tmp_path: Path) -> None:
+    moved = Moved(tmp_path, [0, SLOT], write=2)
+    os.close(moved.files[0])
+    moved.files[0] = os.open(tmp_path / "a", os.O_RDWR)
+    assert moved.movement.files.tolist() == [moved.files[0]] * 2
+    before = xxhash.xxh3_64_intdigest(moved.memory[0].tobytes())
+    moved.movement.hash_rows(0, 2)
+    assert moved.sums.tolist() == [before] * 2
+    moved.memory[1] = 9
+    assert moved.move() == [0, 0]
+    # The sum is that of the hashed bytes: what was written since then is damage.
+    assert moved.sums.tolist() == [before] * 2
+    stored = (tmp_path / "a").read_bytes()
+    assert stored[: 2 * SLOT] == bytes([7]) * SLOT + bytes([9]) * SLOT
+    assert stored[2 * SLOT :] == moved.content[2:].tobytes()
+
+
+def test_very_short_rows_are_left_when_they_are_hashed(tmp_path: Path) -> None:
+    moved = Moved(tmp_path, [0, SLOT], write=2, sizes=np.full((2, 1), 240))
+    moved.movement.hash_rows(0, 2)
+    assert moved.errors.tolist() == [native.LEFT] * 2
+    assert moved.move() == [native.LEFT] * 2
