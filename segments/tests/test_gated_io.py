@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kvdock import native
 from kvdock.batch import MemoryGate, Operation, Outcome
 from kvdock_segments import IORequest, PosixIOEngine, io, posix_io
+from kvdock_segments.bounce import BounceBuffer
 from kvdock_segments.io import DEADLINE
 
 pytestmark = pytest.mark.usefixtures("each_way")
@@ -257,7 +258,7 @@ def test_what_lies_in_memory_is_read_in_place(
 ) -> None:
     if native.library() is None:
         pytest.skip("Python copies it through a buffer")
-    monkeypatch.setattr(posix_io.BounceBuffer, "read", None)
+    monkeypatch.setattr(BounceBuffer, "read", None)
     engine = PosixIOEngine(2)
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
         table = Table.of(engine, Path(folder, "d"), [[3000, 5000]] * 8, 1)
