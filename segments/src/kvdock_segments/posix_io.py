@@ -55,7 +55,7 @@ from kvdock_segments.io import (
 if TYPE_CHECKING:
     from kvdock.batch import MemoryGate
 
-_MANY = 8  # pieces that are worth a call of compiled code
+_MANY = 8  # pieces of small objects that are worth a call of compiled code
 _FEW = 3  # views that are hashed one by one
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 _CACHED: int = getattr(os, "RWF_NOWAIT", 0)
@@ -159,7 +159,7 @@ class PosixIOEngine(IOEngine):
 
     def _leaves(self, request: IORequest) -> bool:
         """Return whether a request is left to Python as a whole."""
-        if request.addresses.size < _MANY:
+        if request.addresses.size < _MANY and int(request.sizes[0].sum()) <= GRANULE:
             return True  # sooner done than its numbers are written down
         if request.gate is None or request.write:
             return False
