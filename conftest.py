@@ -22,6 +22,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# Before pytest drops what its `-m` does not name.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make tests of the kit slow that a class repeats after another backend."""
+    for item in items:
+        repeated = {name for one in item.iter_markers("repeats") for name in one.args}
+        if repeated and isinstance(item, pytest.Function):
+            names = {item.originalname, *_groups(item)}
+            if repeated & names:
+                item.add_marker(pytest.mark.slow)
+
+
+def _groups(item: pytest.Function) -> list[str]:
+    """Return the classes that define a test, the kit's groups among them."""
+    return [one.__name__ for one in item.cls.__mro__ if item.originalname in vars(one)]
+
+
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     """An empty shelf that this process and its children look on."""

@@ -125,6 +125,7 @@ def test_a_broken_command_is_a_problem_as_well(shelf: Shelf, ask: Ask) -> None:
     assert (code, data["problems"][0]["group"]) == (1, "kvdock.commands")
 
 
+@pytest.mark.slow
 def test_a_broken_observer_is_a_problem_as_well(shelf: Shelf, ask: Ask) -> None:
     shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="it")
     shelf.add("other", "it = 3", group="kvdock.observers", attribute="it")
@@ -149,6 +150,7 @@ observer = Observer(name="mine", summary="s", settings=Settings, build=lambda _:
 """
 
 
+@pytest.mark.slow
 def test_the_settings_of_an_observer_are_looked_at(
     ask: Ask, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +204,7 @@ def test_a_probe_gets_the_settings_that_are_given(shelf: Shelf, ask: Ask) -> Non
     assert (data["sections"][0]["findings"][0]["what"], code) == ("/here=there", 0)
 
 
-@pytest.mark.parametrize("name", [("good",), ()])
+@pytest.mark.parametrize("name", [("good",), pytest.param((), marks=pytest.mark.slow)])
 def test_a_probe_gets_what_the_file_and_the_environment_say(
     shelf: Shelf,
     ask: Ask,
@@ -327,6 +329,7 @@ def test_a_section_may_bear_the_name_of_a_backend(shelf: Shelf, ask: Ask) -> Non
     assert groups == ["kvdock.backends", "kvdock.doctors"]
 
 
+@pytest.mark.slow
 def test_a_broken_section_is_a_problem_and_stops_no_other(
     shelf: Shelf, ask: Ask
 ) -> None:
@@ -376,6 +379,7 @@ def test_what_opens_stores_is_tried_as_well(shelf: Shelf, ask: Ask) -> None:
     assert "SIGSEGV" in problem["cause"]
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_but_what_is_named(
     shelf: Shelf, ask: Ask, tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ HANGS = """def kvdock_batch_io(handle, batch):
 """
 
 
+@pytest.mark.slow
 def test_a_backend_whose_threads_hang_does_not_hold_the_command(shelf: Shelf) -> None:
     shelf.add_backend("stuck", ("def kvdock_batch_io(handle, batch):\n", HANGS))
     done = shelf.kvdock("doctor", "stuck", "--json", "--timeout", "1")

@@ -29,6 +29,7 @@ class TestMemory(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
+@pytest.mark.slow
 class TestStores(BackendContract):
     plugin = "store_reference:plugin"
 
@@ -67,6 +68,7 @@ class TestPeers(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
+@pytest.mark.slow
 class TestFolder(BackendContract):
     plugin = "reference:folder"
 
