@@ -244,6 +244,7 @@ def test_bytes_of_expired_pages_are_gone_soon(
 
 
 @pytest.mark.usefixtures("_hurried")
+@pytest.mark.slow
 def test_what_is_stored_meanwhile_is_not_erased(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=QUOTA, erase_within_s=0.2)
     deadline_s = time.monotonic() + 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OF_RANKS = ("RankTests", "test_keys_are_the_same_in_every_process")
-"""Keys and slices are the core's: the file backend and one in memory prove them."""
+"""Keys and slices are the core's: the kit's own backend in memory proves them."""
 
 OF_SEGMENTS = (
     *OF_RANKS,

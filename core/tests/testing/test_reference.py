@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.repeats("RetentionTests")
 class TestMemory(BackendContract):
     plugin = "reference:memory"
 

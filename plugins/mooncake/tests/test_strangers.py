@@ -125,7 +125,11 @@ def test_a_sender_takes_no_connection(side: Side) -> None:
 
 
 @pytest.mark.parametrize(
-    "for_s", [3, pytest.param(26, marks=[pytest.mark.slow, pytest.mark.long])]
+    "for_s",
+    [
+        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(26, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
 )
 def test_requests_for_a_killed_peer_do_not_hold_the_lock(
     side: Side, for_s: float
