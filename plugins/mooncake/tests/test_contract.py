@@ -81,7 +81,7 @@ def raw(library: Any, roomy: str) -> Iterator[RawStore]:
     store.close()
 
 
-@pytest.mark.repeats(*OF_RANKS)
+@pytest.mark.repeats(*OF_RANKS, "test_an_object_of_the_largest_size_is_kept")
 class TestMooncake(BackendContract):
     """Without a small store: the kit looks at its first pages in every round.
 
