@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tried import try_installed_once
 
 from kvdock.errors import SettingsError
 from kvdock_cli.commands.doctor import doctor
@@ -63,8 +64,9 @@ Ask = Callable[..., tuple[dict[str, Any], int]]
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return the command as it runs in this process: object and exit code."""
+    try_installed_once(monkeypatch)
 
     def run(*name: str, **options: Any) -> tuple[dict[str, Any], int]:
         code = doctor(*name, json=True, **{"no_self_test": True, **options})
@@ -229,6 +231,7 @@ def test_a_probe_gets_what_the_file_and_the_environment_say(
     assert data["sections"][0]["findings"][0]["what"] == "/given"
 
 
+@pytest.mark.slow
 def test_settings_that_are_configured_and_wrong_are_a_problem(
     shelf: Shelf, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +296,7 @@ def examine(settings):
 """
 
 
+@pytest.mark.slow
 def test_another_distribution_adds_a_section(shelf: Shelf, ask: Ask) -> None:
     shelf.add("engine", DOCTOR, group="kvdock.doctors", attribute="examine")
     data, _ = ask()
@@ -487,6 +491,7 @@ def test_a_backend_that_loses_its_page_is_a_problem(shelf: Shelf, ask: Ask) -> N
     )
 
 
+@pytest.mark.slow
 def test_a_backend_without_a_layout_is_examined_all_the_same(shelf: Shelf) -> None:
     shelf.add_backend("flat", ("KindSupport()", "KindSupport(layouts=())"))
     done = shelf.kvdock("doctor", "flat", "--json")

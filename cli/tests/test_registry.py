@@ -114,15 +114,15 @@ def test_an_unknown_command_names_the_nearest(shelf: Shelf) -> None:
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (
+                ("def greet(a: 'Nowhere'): pass", "greet", "'Nowhere' is not defined"),
                 ("import sys; sys.exit(3)", "greet", "SystemExit: 3"),
                 ("", "greet", "has no attribute 'greet'"),
                 ("class greet: pass", "greet", "is not a function"),
                 ("greet = 3", "greet", "3 is not a function"),
             )
         ),
-        ("def greet(a: 'Nowhere'): pass", "greet", "name 'Nowhere' is not defined"),
     ],
-    ids=["import", "exit", "attribute", "class", "value", "annotation"],
+    ids=["import", "annotation", "exit", "attribute", "class", "value"],
 )
 def test_a_broken_command_says_why_and_stops_no_other(
     shelf: Shelf, source: str, attribute: str, reason: str

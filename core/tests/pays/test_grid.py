@@ -47,9 +47,8 @@ def test_the_first_token_is_as_early_as_by_the_better_way(jitter: float) -> None
         assert statistics.median(later) <= 1.05, what
 
 
-@pytest.mark.parametrize(
-    "pages", [128, *(pytest.param(n, marks=pytest.mark.slow) for n in (32, 256))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("pages", [32, 128, 256])
 def test_a_change_of_the_store_costs_little(pages: int) -> None:
     for before, after in itertools.permutations(CHANGED, 2):
         engine = begun(before, pages)

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.mooncake, pytest.mark.usefixtures("library")]
 LOCAL = MappingProxyType({"host": "127.0.0.1"})
 
 
+@pytest.mark.repeats("test_an_endpoint_that_is_none_is_rejected")
 class TestMooncakePeers(PeerContract):
     backend = "mooncake"
     settings = LOCAL

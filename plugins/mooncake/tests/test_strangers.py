@@ -90,6 +90,7 @@ def test_strangers_do_not_hold_a_store_that_is_closed(
     check(heart, took, PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_strangers_do_not_hold_the_last_pool_of_a_lender(
     attached: Any, alone: MooncakeSettings
 ) -> None:
