@@ -107,7 +107,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def once(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
     """Let a function of a module answer its first call, and repeat the answer."""
-    ask, answers = getattr(module, name), []
+    ask = getattr(module, name)
+    answers: list[Any] = []
 
     def answer(*given: Any, **named: Any) -> Any:
         if not answers:
