@@ -42,6 +42,9 @@ $(STAMP): requirements-dev.txt $(PROJECTS) $(NATIVE)
 demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process (examples/models).
 	@$(BIN)/python examples/models $(ARGS)
 
+# Tests start hundreds of processes: what all of them import is compiled once.
+test test-slow test-slow-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(STAMP) ## Run the quick tests, one file at a time on each of two cores.
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 

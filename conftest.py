@@ -22,6 +22,27 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# Before pytest drops what its `-m` does not name.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make tests of the kit slow that a class repeats after another backend.
+
+    Raises:
+        pytest.UsageError: If a name is of no group and no test of the class.
+    """
+    for item in items:
+        repeated = {name for one in item.iter_markers("repeats") for name in one.args}
+        if not repeated or not isinstance(item, pytest.Function):
+            continue
+        groups = {one.__name__: vars(one) for one in item.cls.__mro__}
+        for name in repeated:
+            if name not in groups and not hasattr(item.cls, name):
+                raise pytest.UsageError(f"{item.nodeid} repeats nothing named {name}")
+        name = item.originalname
+        if name in repeated or any(name in groups.get(one, ()) for one in repeated):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     """An empty shelf that this process and its children look on."""

@@ -63,6 +63,7 @@ def test_a_disk_without_room_is_an_error_before_anything_is_stored(
     assert not list((tmp_path / "here").iterdir())
 
 
+@pytest.mark.slow
 def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(
         [Path(sys.executable).with_name("kvdock"), "demo", *NO_FLOOR],

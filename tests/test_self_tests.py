@@ -68,7 +68,13 @@ def try_out(backend: str, settings: Given) -> None:
     assert bench(backend, set_=given, page=("4 KiB",), batch=(2,), threads=(1,)) == 0
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "file",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in LOCAL if one != "file"),
+    ],
+)
 def test_a_trial_of_a_backend_leaves_no_file_in_its_root_and_makes_none(
     name: str, tmp_path: Path
 ) -> None:
@@ -92,6 +98,7 @@ def server() -> Iterator[ObjectServer]:
     one.stop()
 
 
+@pytest.mark.slow
 def test_a_trial_of_a_bucket_leaves_no_object_in_it(server: ObjectServer) -> None:
     settings = server.settings()
     try_out("s3", settings)

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from kvdock.config import Setting
 from kvdock_cli.reports import config as report
 
 if TYPE_CHECKING:
-    import pytest
     from tiny import Shelf
 
 SETTINGS = (
@@ -57,6 +58,7 @@ def test_a_misspelled_variable_is_a_usage_error(
     assert "Did you mean 'integrity'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_observer_is_named_beside_the_settings_of_all_others(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tried import try_installed_once
 
 from kvdock.errors import SettingsError
 from kvdock_cli.commands.doctor import doctor
@@ -63,8 +64,9 @@ Ask = Callable[..., tuple[dict[str, Any], int]]
 
 
 @pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return the command as it runs in this process: object and exit code."""
+    try_installed_once(monkeypatch)
 
     def run(*name: str, **options: Any) -> tuple[dict[str, Any], int]:
         code = doctor(*name, json=True, **{"no_self_test": True, **options})
@@ -125,6 +127,7 @@ def test_a_broken_command_is_a_problem_as_well(shelf: Shelf, ask: Ask) -> None:
     assert (code, data["problems"][0]["group"]) == (1, "kvdock.commands")
 
 
+@pytest.mark.slow
 def test_a_broken_observer_is_a_problem_as_well(shelf: Shelf, ask: Ask) -> None:
     shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="it")
     shelf.add("other", "it = 3", group="kvdock.observers", attribute="it")
@@ -149,6 +152,7 @@ observer = Observer(name="mine", summary="s", settings=Settings, build=lambda _:
 """
 
 
+@pytest.mark.slow
 def test_the_settings_of_an_observer_are_looked_at(
     ask: Ask, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +206,7 @@ def test_a_probe_gets_the_settings_that_are_given(shelf: Shelf, ask: Ask) -> Non
     assert (data["sections"][0]["findings"][0]["what"], code) == ("/here=there", 0)
 
 
-@pytest.mark.parametrize("name", [("good",), ()])
+@pytest.mark.parametrize("name", [("good",), pytest.param((), marks=pytest.mark.slow)])
 def test_a_probe_gets_what_the_file_and_the_environment_say(
     shelf: Shelf,
     ask: Ask,
@@ -227,6 +231,7 @@ def test_a_probe_gets_what_the_file_and_the_environment_say(
     assert data["sections"][0]["findings"][0]["what"] == "/given"
 
 
+@pytest.mark.slow
 def test_settings_that_are_configured_and_wrong_are_a_problem(
     shelf: Shelf, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +296,7 @@ def examine(settings):
 """
 
 
+@pytest.mark.slow
 def test_another_distribution_adds_a_section(shelf: Shelf, ask: Ask) -> None:
     shelf.add("engine", DOCTOR, group="kvdock.doctors", attribute="examine")
     data, _ = ask()
@@ -327,6 +333,7 @@ def test_a_section_may_bear_the_name_of_a_backend(shelf: Shelf, ask: Ask) -> Non
     assert groups == ["kvdock.backends", "kvdock.doctors"]
 
 
+@pytest.mark.slow
 def test_a_broken_section_is_a_problem_and_stops_no_other(
     shelf: Shelf, ask: Ask
 ) -> None:
@@ -376,6 +383,7 @@ def test_what_opens_stores_is_tried_as_well(shelf: Shelf, ask: Ask) -> None:
     assert "SIGSEGV" in problem["cause"]
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_but_what_is_named(
     shelf: Shelf, ask: Ask, tmp_path: Path
 ) -> None:
@@ -483,6 +491,7 @@ def test_a_backend_that_loses_its_page_is_a_problem(shelf: Shelf, ask: Ask) -> N
     )
 
 
+@pytest.mark.slow
 def test_a_backend_without_a_layout_is_examined_all_the_same(shelf: Shelf) -> None:
     shelf.add_backend("flat", ("KindSupport()", "KindSupport(layouts=())"))
     done = shelf.kvdock("doctor", "flat", "--json")

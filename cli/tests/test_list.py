@@ -5,6 +5,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tiny import Shelf
 
@@ -77,6 +79,7 @@ def test_the_table_for_the_readme_is_markdown(shelf: Shelf) -> None:
     )
 
 
+@pytest.mark.slow
 def test_observers_are_listed_without_being_imported(shelf: Shelf) -> None:
     shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="observer")
     done = shelf.kvdock("list", "--json")

@@ -151,6 +151,7 @@ def test_the_version_names_every_part_without_importing_it(shelf: Shelf) -> None
     assert "kvdock_good.py" in shelf.kvdock("-V").stdout
 
 
+@pytest.mark.slow
 def test_a_path_of_any_bytes_can_be_told(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ HANGS = """def kvdock_batch_io(handle, batch):
 """
 
 
+@pytest.mark.slow
 def test_a_backend_whose_threads_hang_does_not_hold_the_command(shelf: Shelf) -> None:
     shelf.add_backend("stuck", ("def kvdock_batch_io(handle, batch):\n", HANGS))
     done = shelf.kvdock("doctor", "stuck", "--json", "--timeout", "1")

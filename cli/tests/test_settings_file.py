@@ -15,6 +15,7 @@ import pytest
 import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
+from tried import try_installed_once
 from widths import WIDTHS, check_fits
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
@@ -44,7 +45,8 @@ root = "/srv/kv"
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load what these tests use: each plugin is tried in a process of its own."""
+    """Load what these tests use, and try it once."""
+    try_installed_once(monkeypatch)
     monkeypatch.setenv("KVDOCK_PLUGINS", "file,s3")
 
 

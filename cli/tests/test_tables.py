@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -23,23 +24,27 @@ ROWS = [
 ]
 
 
+Render = Callable[[Style], str]
+
+
 def widest(lines: list[str]) -> int:
     return max(map(len, lines))
 
 
-def listed(style: Style) -> str:
-    return listing.as_text(load(), style)
+def listed() -> Render:
+    return partial(listing.as_text, load())
 
 
-def routed(style: Style) -> str:
+def routed() -> Render:
     assembly = assemble(load_model("deepseek-v3.2"), Deployment(), draft="mtp")
-    return route.as_text(Dock.load().plan(assembly.pools, Shard()), style)
+    return partial(route.as_text, Dock.load().plan(assembly.pools, Shard()))
 
 
-@pytest.mark.parametrize("render", [listed, routed])
+@pytest.mark.parametrize("report", [listed, routed])
 def test_reports_fit_every_terminal_and_break_no_word(
-    render: Callable[[Style], str],
+    report: Callable[[], Render],
 ) -> None:
+    render = report()
     whole = set(re.split(r"\s+", render(PLAIN)))
     for width in WIDTHS:
         shown = render(Style(width))

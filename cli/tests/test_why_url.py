@@ -77,7 +77,9 @@ def test_a_page_that_is_missing(served: Served, why: Why, engine: str) -> None:
     assert said.startswith("2 of 3 pages could be restored: pool kv lacks page 3 of 3")
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(
+    "engine", [pytest.param("sglang", marks=pytest.mark.slow), "vllm"]
+)
 def test_a_prompt_one_token_short_of_a_page(
     served: Served, why: Why, engine: str
 ) -> None:

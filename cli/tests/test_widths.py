@@ -7,6 +7,8 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from kvdock import Batch, Operation
 from kvdock.journal import JournalRecord
 from kvdock.journal.records import encode
 from kvdock_cli import exposition
-from kvdock_cli.commands import top
+from kvdock_cli.commands import doctor, top
+from kvdock_cli.commands import list as listing
 from kvdock_cli.main import _run
 from kvdock_segments import PosixIOEngine, SegmentStore, StoreLocation
 
@@ -86,6 +89,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     journal(tmp_path / "journal")
     samples = exposition.Samples(METRICS)
     monkeypatch.setattr(top, "fetch", lambda _: samples)
+    # Only the text has a width: what it is about is looked at once.
+    once(monkeypatch, doctor, "diagnose")
+    once(monkeypatch, listing, "try_each")
+    once(monkeypatch, doctor, "try_each")
 
     def command(words: tuple[str, ...], width: int = 0) -> str:
         stream = Terminal() if width else io.StringIO()
@@ -96,6 +103,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return stream.getvalue()
 
     return command
+
+
+def once(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
+    """Let a function of a module answer its first call, and repeat the answer."""
+    ask = getattr(module, name)
+    answers: list[Any] = []
+
+    def answer(*given: Any, **named: Any) -> Any:
+        if not answers:
+            answers.append(ask(*given, **named))
+        return answers[0]
+
+    monkeypatch.setattr(module, name, answer)
 
 
 def namespaces() -> None:

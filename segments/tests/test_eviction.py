@@ -220,7 +220,7 @@ def lru_restores(requests: list[list[int]], room: int) -> int:
     return restored
 
 
-@pytest.mark.parametrize("slots", [4, 30])
+@pytest.mark.parametrize("slots", [pytest.param(4, marks=pytest.mark.slow), 30])
 def test_conversations_restore_what_a_pagewise_lru_restores(
     open_depot: OpenDepot, slots: int
 ) -> None:

@@ -19,6 +19,7 @@ from index_files import write_index_files
 from kvdock.batch import Outcome
 from kvdock.capacity import Capacity
 from kvdock.errors import KvdockError
+from kvdock.testing.open_files import open_files
 from kvdock_segments import StoreLocation
 from kvdock_segments.format import index_bytes
 
@@ -116,7 +117,7 @@ def test_a_store_without_descriptors_says_so_and_leaves_none_open(
     open_depot().put(range(20))
     opened = []
     for count in range(8):
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = open_files()
         with descriptors_left(count):
             try:
                 open_depot().store.close()
@@ -124,7 +125,7 @@ def test_a_store_without_descriptors_says_so_and_leaves_none_open(
                 opened.append(str(error))
             else:
                 opened.append("")
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert not open_files() - before
     assert "Too many open files" in opened[0]
     assert not opened[-1]
 

@@ -281,6 +281,7 @@ time.sleep(0.5)
 """
 
 
+@pytest.mark.slow
 def test_a_read_that_never_ends_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HUNG, str(tmp_path)]
     assert subprocess.run(command, check=False, timeout=30).returncode == 0

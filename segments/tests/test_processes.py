@@ -314,6 +314,7 @@ def test_two_processes_start_on_an_empty_root(tmp_path: Path) -> None:
     assert not Path(f"{tmp_path / 'a' / 'store'}.wrong").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_survives_a_clear_of_its_store(open_depot: OpenDepot) -> None:
     writer, reader = open_depot(), open_depot()
     done = threading.Event()

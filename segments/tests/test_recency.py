@@ -177,6 +177,7 @@ def test_what_is_remembered_is_bounded(pages: Pages) -> None:
     assert kept == recent._lookup_keys <= recency._LOOKUP_KEYS
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_two_prefixes_that_were_looked_up_keep_their_order(
     data: st.DataObject,

@@ -86,6 +86,7 @@ def test_the_budget_is_given_to_the_head_of_a_prefix(open_depot: OpenDepot) -> N
     assert sum(depot.there(range(room, 100))) < 10
 
 
+@pytest.mark.slow
 def test_a_promise_that_has_ended_makes_room_for_another(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=QUOTA, retained_share=0.25)
     assert depot.put(range(50), keep_until=soon(1)).kept.all()
@@ -243,6 +244,7 @@ def test_bytes_of_expired_pages_are_gone_soon(
 
 
 @pytest.mark.usefixtures("_hurried")
+@pytest.mark.slow
 def test_what_is_stored_meanwhile_is_not_erased(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=QUOTA, erase_within_s=0.2)
     deadline_s = time.monotonic() + 3
@@ -308,7 +310,9 @@ def test_many_promises_fit_into_one_page(open_depot: OpenDepot) -> None:
     os.close(budget.namespace_fd)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))]
+)
 def test_promises_stay_within_the_budget_and_hold(
     open_depot: OpenDepot, seed: int
 ) -> None:
@@ -391,6 +395,7 @@ def _killed_in_turn(open_depot: OpenDepot, root: Path, kills: int) -> None:
     assert promised
 
 
+@pytest.mark.slow
 def test_promises_survive_kills(open_depot: OpenDepot, tmp_path: Path) -> None:
     _killed_in_turn(open_depot, tmp_path / "killed", 2)
 

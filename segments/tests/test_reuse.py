@@ -117,6 +117,7 @@ def test_the_tail_of_a_prefix_goes_before_its_head(
             assert there == sorted(there, reverse=True)
 
 
+@pytest.mark.slow
 @given(requests=prefixes(), wanted=st.integers(1, 40), data=st.data())
 def test_no_page_goes_that_was_used_since(
     requests: list[list[int]], wanted: int, data: st.DataObject

@@ -407,6 +407,7 @@ def hits_of(depot: Any, tenant: int, rng: Any, draws: int, flood: Any) -> float:
     return hits
 
 
+@pytest.mark.slow
 def test_one_that_floods_takes_no_hits_of_the_others(
     open_depot: OpenDepot, tmp_path: Path
 ) -> None:
@@ -494,6 +495,7 @@ def _killed_in_turn(open_depot: OpenDepot, root: Path, kills: int) -> None:
         again.store.close()
 
 
+@pytest.mark.slow
 def test_room_survives_kills(open_depot: OpenDepot, tmp_path: Path) -> None:
     _killed_in_turn(open_depot, tmp_path / "killed", 1)
 

@@ -34,7 +34,7 @@ def begun(store: Store, pages: int) -> StandIn:
     return engine
 
 
-@pytest.mark.parametrize("jitter", [0.0, 0.3])
+@pytest.mark.parametrize("jitter", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_the_first_token_is_as_early_as_by_the_better_way(jitter: float) -> None:
     for rate, latency_s, pages in itertools.product(RATES, LATENCIES, PAGES):
         store = Store(bytes_per_s=rate, latency_s=latency_s, jitter=jitter)
@@ -47,6 +47,7 @@ def test_the_first_token_is_as_early_as_by_the_better_way(jitter: float) -> None
         assert statistics.median(later) <= 1.05, what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", [32, 128, 256])
 def test_a_change_of_the_store_costs_little(pages: int) -> None:
     for before, after in itertools.permutations(CHANGED, 2):

@@ -429,7 +429,11 @@ def test_no_exception_of_an_import_hurts_the_other_plugins(
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "(SIGSEGV)"),
         ("import os; os._exit(7)", "(status 7)"),
-        ("import threading; threading.Event().wait()", "more than 2 s"),
+        pytest.param(
+            "import threading; threading.Event().wait()",
+            "more than 2 s",
+            marks=pytest.mark.slow,
+        ),
         ("print('noise'); raise KeyboardInterrupt", "(SIGINT)"),
     ],
 )

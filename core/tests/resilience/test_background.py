@@ -109,6 +109,7 @@ def test_hung_probes_are_so_many_and_no_more_and_that_is_said_once(
         until(lambda: cache.exists(names).best == 4)
 
 
+@pytest.mark.slow
 def test_threads_that_hang_are_bounded_over_any_number_of_outages(
     outage: Outage, caplog: pytest.LogCaptureFixture
 ) -> None:

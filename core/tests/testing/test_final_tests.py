@@ -177,6 +177,7 @@ def test_an_excuse_fails_when_the_test_passes_whatever_the_settings_say(
     assert [one.how for one in ran(tmp_path).ended] == ["failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["skip(reason='later')", "xfail(reason='later')"])
 def test_a_class_cannot_be_marked_away_by_a_decorator(
     tmp_path: Path, word: str
@@ -186,17 +187,20 @@ def test_a_class_cannot_be_marked_away_by_a_decorator(
     assert not record.ended
 
 
+@pytest.mark.slow
 def test_a_module_cannot_expect_the_contract_to_fail(tmp_path: Path) -> None:
     record = ran(tmp_path, module="pytestmark = pytest.mark.xfail(reason='later')")
     assert "marks the whole contract with xfail" in record.broken
     assert not record.ended
 
 
+@pytest.mark.slow
 def test_a_module_may_skip_where_a_server_is_missing(tmp_path: Path) -> None:
     record = ran(tmp_path, module="pytestmark = pytest.mark.skip(reason='no server')")
     assert [(one.how, one.why) for one in record.ended] == [("skipped", "no server")]
 
 
+@pytest.mark.slow
 def test_a_suite_that_names_no_backend_is_told_what_to_write(tmp_path: Path) -> None:
     suite = tmp_path / "suite.py"
     suite.write_text(

@@ -28,6 +28,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_named_backend_is_held_against_the_contract(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -49,6 +50,7 @@ def test_a_wrong_backend_fails(tmp_path: Path) -> None:
     assert "1500 of 2500 pages are left after a clear" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_a_backend_an_authors_tests_run_as_ever(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
     assert "1 passed" in run(tmp_path).stdout

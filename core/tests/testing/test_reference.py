@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.repeats("RetentionTests")
 class TestMemory(BackendContract):
     plugin = "reference:memory"
 
@@ -29,6 +30,7 @@ class TestMemory(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
+@pytest.mark.slow
 class TestStores(BackendContract):
     plugin = "store_reference:plugin"
 
@@ -67,6 +69,7 @@ class TestPeers(BackendContract):
         return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
+@pytest.mark.slow
 class TestFolder(BackendContract):
     plugin = "reference:folder"
 

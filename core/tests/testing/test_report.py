@@ -102,6 +102,7 @@ def test_a_run_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     assert not record.ended
 
 
+@pytest.mark.slow
 def test_a_test_that_holds_the_interpreter_is_given_up_at_its_own_limit(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_test_that_holds_the_interpreter_is_given_up_at_its_own_limit(
     assert [one.name for one in record.ended] == ["test_passes"]
 
 
+@pytest.mark.slow
 def test_progress_is_told_while_tests_run(tmp_path: Path) -> None:
     suite = tmp_path / "suite.py"
     suite.write_text(
@@ -161,6 +163,7 @@ def test_a_run_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
     until(lambda: ended(int(told.read_text())))
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
     suite, told = tmp_path / "suite.py", tmp_path / "pid"
     suite.write_text(
@@ -219,6 +222,7 @@ def test_only_the_tests_with_a_word_in_their_names_are_run(shelf: Shelf) -> None
     assert checked.ok
 
 
+@pytest.mark.slow
 def test_what_cannot_be_collected_says_why(tmp_path: Path) -> None:
     suite = tmp_path / "suite.py"
     suite.write_text("import no_such_library_anywhere\n")

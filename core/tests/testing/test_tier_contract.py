@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 class TestThreeTiersInMemory(TierContract):
     plugin = "reference:memory"
     tiers = ("near", "disk", "far")
@@ -44,6 +45,7 @@ class TestFoldersBehindMemory(TierContract):
         return ShelfOracle(FolderShelf(tmp_path / "far"))
 
 
+@pytest.mark.slow
 class TestSealedFoldersBehindMemory(TierContract):
     plugin = "reference:memory"
     tiers = ("near", "disk", "far")

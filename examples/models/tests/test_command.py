@@ -124,6 +124,7 @@ def test_a_demo_that_is_ended_leaves_no_process_and_no_file(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     with running(tmp_path) as process:
         process.kill()
@@ -131,7 +132,9 @@ def test_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         check_all_ended(tmp_path)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    "role", ["prefill", pytest.param("decode", marks=pytest.mark.slow)]
+)
 def test_a_process_that_dies_is_named_and_ends_the_demo(
     role: str, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_library_that_is_missing_is_the_reason(
         choose_sending(loaded)
 
 
+@pytest.mark.slow
 def test_both_roles_hand_over_a_model_with_a_draft(tmp_path: Path) -> None:
     """Both in this process, over the backend's library."""
     ends = Pipe()

@@ -21,7 +21,13 @@ from model_demo.storing import serve
 from model_demo.verdicts import judge_stored
 
 
-@pytest.mark.parametrize("family", list(Family))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, marks=() if one is Family.MHA else pytest.mark.slow)
+        for one in Family
+    ],
+)
 def test_every_model_passes_every_check(family: Family, tmp_path: Path) -> None:
     runs: dict[Role, dict[Family, Served]] = {}
     for role in STORING:

@@ -11,6 +11,7 @@ from kvdock.testing import BackendContract, FaultContract, Oracle
 from kvdock_file.oracle import FileOracle
 
 
+@pytest.mark.repeats("test_every_rank_finds_its_own_slice")
 class TestFile(BackendContract):
     plugin = "file"
 

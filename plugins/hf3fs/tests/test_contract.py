@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import threefs
+from repeated import OF_SEGMENTS
 
 from kvdock.config import structure
 from kvdock.testing import BackendContract, FaultContract, Oracle
@@ -21,6 +22,7 @@ def oracle_of(given: Mapping[str, object]) -> Oracle:
     return Hf3fsOracle(structure(Hf3fsSettings, given, where="tests"))
 
 
+@pytest.mark.repeats(*OF_SEGMENTS)
 class TestUsrbio(BackendContract):
     plugin = "hf3fs"
 
@@ -39,6 +41,7 @@ class TestUsrbio(BackendContract):
         return oracle_of(config)
 
 
+@pytest.mark.slow
 class TestUsrbioUnderFaults(FaultContract):
     plugin = "hf3fs"
 

@@ -26,6 +26,7 @@ def space(tmp_path: Path) -> Iterator[str]:
     standins.SPACES.pop(str(tmp_path), None)
 
 
+@pytest.mark.repeats("test_pages_stay_where_nothing_is_evicted")
 class TestGeneric(BackendContract):
     plugin = "hicache"
 

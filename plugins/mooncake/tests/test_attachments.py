@@ -40,6 +40,7 @@ def ran(master: Server, what: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_restarted_engine_restores_target_and_late_draft(serve: Any) -> None:
     """Two processes: what draft acceptance after a restart hangs on."""
     master = serve()

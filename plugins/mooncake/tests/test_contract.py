@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from repeated import OF_RANKS
 
 from kvdock import AttachConfig
 from kvdock.config import structure
@@ -80,6 +81,7 @@ def raw(library: Any, roomy: str) -> Iterator[RawStore]:
     store.close()
 
 
+@pytest.mark.repeats(*OF_RANKS, "test_an_object_of_the_largest_size_is_kept")
 class TestMooncake(BackendContract):
     """Without a small store: the kit looks at its first pages in every round.
 

@@ -29,6 +29,7 @@ def plain(library: Any) -> Iterator[str]:
     master.stop()
 
 
+@pytest.mark.slow
 def test_a_healthy_cluster_with_all_defaults_passes_its_examination(
     plain: str,
 ) -> None:

@@ -238,6 +238,7 @@ def test_a_store_that_cannot_join_again_goes_on_holding(
     assert hold.released
 
 
+@pytest.mark.slow
 @pytest.mark.mooncake
 def test_pools_without_checksums_over_tcp_are_warned_about(
     attached: Any, alone: MooncakeSettings, caplog: pytest.LogCaptureFixture

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.mooncake, pytest.mark.usefixtures("library")]
 LOCAL = MappingProxyType({"host": "127.0.0.1"})
 
 
+@pytest.mark.repeats("test_an_endpoint_that_is_none_is_rejected")
 class TestMooncakePeers(PeerContract):
     backend = "mooncake"
     settings = LOCAL
@@ -102,6 +103,7 @@ def test_pages_are_not_stored_without_a_master(
         Attachment.open(dock, plan, Namespace(model="m"), {"kv": region})
 
 
+@pytest.mark.slow
 def test_its_ports_can_be_fenced_but_not_its_addresses() -> None:
     """As the security page says: a range of ports, on all interfaces."""
     ports = {"MC_MIN_RPC_PORT": "21000", "MC_MAX_RPC_PORT": "21063"}

@@ -285,6 +285,7 @@ def test_an_object_larger_than_every_segment_is_refused_and_the_rest_goes_on(
         big.release()
 
 
+@pytest.mark.slow
 def test_polling_a_key_does_not_keep_it_for_ever(
     attached: Any, serve: Any, settings: Any
 ) -> None:
@@ -331,6 +332,7 @@ def test_a_full_store_evicts_and_takes_what_is_new(
         rig.release()
 
 
+@pytest.mark.slow
 def test_a_full_store_that_may_not_evict_refuses(
     attached: Any, serve: Any, settings: Any
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_disk_without_room_is_a_problem(
     assert (found.ok, "1.0 MiB free" in found.what) == (False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.mooncake
 def test_a_real_master_reports_segments_capacity_and_that_it_takes_no_disks(
     library: Any, serve: Callable[..., Any], tmp_path: Path

@@ -86,7 +86,13 @@ def test_a_promise_asked_for_is_a_soft_pin_of_that_time() -> None:
 
 
 @pytest.mark.mooncake
-@pytest.mark.parametrize("most_ms", [86_400_000, 5_000], ids=["usual", "too-short"])
+@pytest.mark.parametrize(
+    "most_ms",
+    [
+        pytest.param(86_400_000, id="usual"),
+        pytest.param(5_000, id="too-short", marks=pytest.mark.slow),
+    ],
+)
 def test_pages_that_were_to_be_kept_are_evicted_last(
     attached: Any, serve: Any, settings: Any, most_ms: int
 ) -> None:
@@ -145,6 +151,7 @@ def test_a_put_uses_the_first_preferred_segment_that_is_there(
     rig.release()
 
 
+@pytest.mark.slow
 @pytest.mark.mooncake
 def test_the_pools_of_a_page_are_evicted_together(
     attached: Any, serve: Any, start_peer: Any

@@ -67,6 +67,7 @@ def test_a_configured_cluster_is_used_and_lent_nothing(
         assert not notice
 
 
+@pytest.mark.slow
 @pytest.mark.mooncake
 @pytest.mark.usefixtures("no_variables")
 def test_without_one_a_cluster_of_this_host_lives_as_long_as_it_is_used(

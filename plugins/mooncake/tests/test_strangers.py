@@ -48,6 +48,7 @@ def side(library: Any) -> Iterator[Side]:
         one.release()
 
 
+@pytest.mark.slow
 def test_the_heartbeat_feels_a_lock_that_is_held_asleep() -> None:
     # The busier the machine, the more of it counts as waiting for a core.
     for held_s in (0.4, 1.6, 6.4):
@@ -75,6 +76,7 @@ def test_strangers_do_not_hold_a_withdrawal(side: Side, number: int) -> None:
     check(heart, took, PATIENCE_S)
 
 
+@pytest.mark.slow
 @MANY
 def test_strangers_do_not_hold_a_store_that_is_closed(
     library: Any, alone: MooncakeSettings, number: int
@@ -88,6 +90,7 @@ def test_strangers_do_not_hold_a_store_that_is_closed(
     check(heart, took, PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_strangers_do_not_hold_the_last_pool_of_a_lender(
     attached: Any, alone: MooncakeSettings
 ) -> None:
@@ -123,7 +126,11 @@ def test_a_sender_takes_no_connection(side: Side) -> None:
 
 
 @pytest.mark.parametrize(
-    "for_s", [3, pytest.param(26, marks=[pytest.mark.slow, pytest.mark.long])]
+    "for_s",
+    [
+        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(26, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
 )
 def test_requests_for_a_killed_peer_do_not_hold_the_lock(
     side: Side, for_s: float

@@ -75,6 +75,7 @@ def test_more_pieces_than_end_in_time_are_taken_with_a_warning() -> None:
     assert not warnings(MooncakeSettings(max_pieces=275), environment())
 
 
+@pytest.mark.slow
 @pytest.mark.mooncake
 def test_a_client_warns_of_the_variables_before_it_joins(
     attached: Any,

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from repeated import OF_SEGMENTS
 
 from kvdock.testing import BackendContract, FaultContract, Oracle
 from kvdock_nixl.byte_counts import MOVED, Way
@@ -48,6 +49,7 @@ class NixlContract(BackendContract):
         return NixlOracle(tmp_path / "store")
 
 
+@pytest.mark.repeats(*OF_SEGMENTS)
 class TestIOUring(NixlContract):
     pass
 
@@ -63,6 +65,7 @@ class TestIOUringDirect(NixlContract):
     more = MappingProxyType({"direct": True})
 
 
+@pytest.mark.slow
 class TestNixlUnderFaults(FaultContract):
     plugin = "nixl"
 

@@ -45,6 +45,7 @@ def test_copies_by_the_sender_are_no_promise_at_a_withdrawal() -> None:
         assert receiver.call("withdraw") is False, "for another pool the same"
 
 
+@pytest.mark.slow
 def test_nixl_counts_every_byte_that_is_sent() -> None:
     with two_processes("nixl", 1 << 20, {"root": "/nowhere"}) as (sender, receiver):
         base = connected(sender, receiver)
@@ -88,6 +89,7 @@ def test_pages_are_not_stored_without_a_root() -> None:
         Attachment.open(dock, plan, Namespace(model="m"), {"kv": region})
 
 
+@pytest.mark.slow
 def test_its_ports_and_addresses_can_be_fenced(tmp_path: Path) -> None:
     """As the security page says."""
     fence = {"UCX_TCP_PORT_RANGE": "22000-22063", "UCX_NET_DEVICES": "lo"}

@@ -96,6 +96,7 @@ def denied(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_where_io_uring_is_denied_the_doctor_names_the_alternative(
     tmp_path: Path,
 ) -> None:

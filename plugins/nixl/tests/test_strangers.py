@@ -79,6 +79,7 @@ def side() -> Iterator[Side]:
         one.release()
 
 
+@pytest.mark.slow
 def test_strangers_take_no_descriptor_of_a_sender(side: Side) -> None:
     with (
         memory_file(1 << 20) as path,
@@ -114,6 +115,7 @@ def test_strangers_do_not_hold_a_withdrawal(side: Side, number: int) -> None:
     assert heart.longest_s < LONGEST_S
 
 
+@pytest.mark.slow
 def test_requests_for_a_killed_peer_do_not_hold_the_lock(side: Side) -> None:
     with (
         memory_file(1 << 20) as path,

@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from object_server import ObjectServer
 
 if TYPE_CHECKING:
-    import pytest
-
     from kvdock_s3.client import ObjectClient
 
 THREADS = 2
@@ -22,6 +21,7 @@ ROUNDS = 8
 LONG_S = 60.0
 
 
+@pytest.mark.slow
 def test_more_connections_than_threads_are_kept_and_used_again(
     client: Callable[..., ObjectClient],
     monkeypatch: pytest.MonkeyPatch,

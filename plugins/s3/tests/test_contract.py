@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import object_server
 import pytest
+from repeated import OF_RANKS
 
 from kvdock.config import structure
 from kvdock.testing import BackendContract, FaultContract, Oracle
@@ -41,6 +42,7 @@ def motos() -> Iterator[Mapping[str, object]]:
         yield settings_for(endpoint)
 
 
+@pytest.mark.repeats(*OF_RANKS, "test_an_object_of_the_largest_size_is_kept")
 class TestS3(BackendContract):
     plugin = "s3"
     tidy = True
@@ -54,6 +56,7 @@ class TestS3(BackendContract):
         return oracle_of(own)
 
 
+@pytest.mark.slow
 class TestS3UnderFaults(FaultContract):
     plugin = "s3"
     tidy = True
