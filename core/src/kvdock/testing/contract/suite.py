@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -128,7 +129,7 @@ class Suite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Turn the manifest's cases into runs of a test."""
-        check_seal(type(self), _SEALED)
+        _check_once(type(self))
         check_collected(metafunc.definition)
         test = contract_of(type(self)).get(metafunc.function.__name__)
         choose = chooser_of(test)
@@ -152,6 +153,12 @@ class Suite:
         super().__init_subclass__()
         if not sealed:
             check_seal(cls, _SEALED)
+
+
+@functools.cache
+def _check_once(suite: type) -> None:
+    """Check the seal of a class that is collected: nothing marks it any more."""
+    check_seal(suite, _SEALED)
 
 
 def proofs(suite: type) -> dict[str, str]:
