@@ -271,3 +271,13 @@ def test_very_short_rows_are_left_when_they_are_hashed(tmp_path: Path) -> None:
     moved.movement.hash_rows(0, 2)
     assert moved.errors.tolist() == [native.LEFT] * 2
     assert moved.move() == [native.LEFT] * 2
+
+
+@pytest.mark.skipif(not NOWAIT, reason="this Python does not name RWF_NOWAIT")
+def test_what_takes_several_calls_is_left_where_nothing_may_wait(
+    tmp_path: Path,
+) -> None:
+    moved = Moved(tmp_path, [0, SLOT], flags=NOWAIT, granule=SLOT - 1)
+    moved.movement.leave_uncached(0, 2)
+    assert moved.move() == [native.LEFT] * 2
+    assert moved.there() == ["before", "before"]

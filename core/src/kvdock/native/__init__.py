@@ -227,7 +227,9 @@ class Movement:
         self._at = _address(self._words)
 
     def leave_uncached(self, first: int, stop: int) -> None:
-        """Make those rows `LEFT` of which the page cache has not the last byte.
+        """Make rows `LEFT` that take several calls, or may wait for a disk.
+
+        Those are rows of which the page cache has not the last byte.
 
         Reading such a row has the file system read ahead, which may wait for a disk
         whatever the flags. What lies in memory (tmpfs) is not left.

@@ -80,8 +80,7 @@ static void begin(State *state, uint64_t total) {
 }
 
 static void add(State *state, const uint8_t *at, int64_t n) {
-  n = MIN(n, state->stripes);
-  state->stripes -= n;
+  n = MIN(n, state->stripes), state->stripes -= n;
   while (n) {
     int64_t some = MIN(STRIPES_PER_BLOCK - state->within, n);
     add_stripes(state->sums, at, SECRET + 8 * state->within, some);
@@ -235,19 +234,20 @@ EXPORT void kvdock_hash_rows(const Move *m, int64_t first, int64_t stop) {
   }
 }
 
-/* Leave rows whose last byte is not in the page cache, as far as is known: reading them
- * would have the file system read ahead, and that may wait for a disk that hangs. A file
- * in memory has no cache to ask, and no disk. */
+/* Leave rows of several calls, and those whose last byte is not in the page cache: reading
+ * them would have the file system read ahead, which may wait for a disk that hangs. Files
+ * in memory have no cache to ask, and no disk. */
 EXPORT void kvdock_leave_uncached(const Move *m, int64_t first, int64_t stop) {
   for (; first < stop; first++) {
     int64_t row = m->order[first], size = sum(m->sizes + row * m->stride, m->pieces);
     char byte;
     struct iovec one = {&byte, 1};
     struct statfs system;
-    if (syscall(SYS_preadv2, (int)m->files[row], &one, 1, m->offsets[row] + size - 1, 0L,
-                m->flags) != 1 &&
-        (errno != EOPNOTSUPP || fstatfs((int)m->files[row], &system) || system.f_type != TMPFS))
-      m->errors[row] = LEFT;
+    int file = (int)m->files[row];
+    int64_t at = m->offsets[row] + size - 1;
+    int cached = syscall(SYS_preadv2, file, &one, 1, at, 0L, m->flags) == 1 ||
+                 (errno == EOPNOTSUPP && !fstatfs(file, &system) && system.f_type == TMPFS);
+    if (!cached || size > m->granule) m->errors[row] = LEFT;
   }
 }
 
