@@ -229,10 +229,9 @@ class Movement:
     def leave_uncached(self, first: int, stop: int) -> None:
         """Make rows `LEFT` that take several calls, or may wait for a disk.
 
-        Those are rows of which the page cache has not the last byte.
-
-        Reading such a row has the file system read ahead, which may wait for a disk
-        whatever the flags. What lies in memory (tmpfs) is not left.
+        The latter are those of which the page cache has not the last byte: reading one
+        has the file system read ahead, whatever the flags. Files in memory (tmpfs) have
+        no disk.
         """
         self.compiled.leave_uncached(self._at, first, stop)
 
