@@ -114,8 +114,7 @@ def landed_digests(memory: ByteArray, page_bytes: int) -> UInt64Array:
 
 
 def _in_one_piece(addresses: Int64Array, page_bytes: int) -> UInt64Array:
-    sizes = np.broadcast_to(np.int64(page_bytes), (len(addresses), 1))
-    return checksums(addresses[:, None], sizes)
+    return checksums(addresses[:, None], np.array([[page_bytes]]))
 
 
 def _in_pieces(rows: Rows, first: Int64Array) -> UInt64Array:

@@ -25,7 +25,7 @@ import xxhash
 
 from kvdock.batch import Outcome
 from kvdock.geometry.region import Block, Region
-from kvdock.native import checksums
+from kvdock.native import address_space, checksums
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.transfer.host_memory import Allocator, HostBuffer, allocate_host
 
@@ -231,6 +231,7 @@ class Hasher:
     bases: Int64Array = attrs.field(repr=False)
     strides: Int64Array = attrs.field(repr=False)
     sizes: Int64Array = attrs.field(repr=False)
+    _space: memoryview = attrs.field(factory=address_space, init=False, repr=False)
 
     @classmethod
     def of(cls, region: Region) -> Hasher:
@@ -240,13 +241,19 @@ class Hasher:
     def digests(self, pages: Int64Array) -> UInt64Array:
         """Return XXH3-64 of each page's objects, uint64 (n, objects)."""
         count, (objects, pieces) = len(pages), self.sizes.shape
+        if count == pieces == 1:
+            return np.array([self._of_one(int(pages[0]))], np.uint64)
         addresses = self.bases + self.strides * pages[:, None, None]
-        if objects == 1:
-            sizes = np.broadcast_to(self.sizes, (count, pieces))
-        else:
-            sizes = np.tile(self.sizes, (count, 1))
+        sizes = self.sizes if objects == 1 else np.tile(self.sizes, (count, 1))
         found = checksums(addresses.reshape(-1, pieces), sizes)
         return found.reshape(count, objects)
+
+    def _of_one(self, page: int) -> list[int]:
+        """Hash the objects of one page, of one piece each, sooner than as arrays."""
+        starts = (self.bases[:, 0] + self.strides[:, 0] * page).tolist()
+        each = zip(starts, self.sizes[:, 0].tolist(), strict=True)
+        digest = xxhash.xxh3_64_intdigest
+        return [digest(self._space[start : start + size]) for start, size in each]
 
 
 @attrs.frozen(eq=False)

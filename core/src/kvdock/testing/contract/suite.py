@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
@@ -129,7 +129,7 @@ class Suite:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Turn the manifest's cases into runs of a test."""
-        _check_once(type(self))
+        _check_once(cast("Any", type(self)))
         check_collected(metafunc.definition)
         test = contract_of(type(self)).get(metafunc.function.__name__)
         choose = chooser_of(test)
