@@ -12,7 +12,6 @@ import ctypes
 import functools
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ does not suit direct I/O, or it is very short."""
 _VERSION = 4
 _SPAN = 2**47  # user addresses of 64-bit Linux
 _SHORT = 128 << 10  # bytes that are hashed in the time in which a lock changes hands
-_LONG = 8 << 20  # bytes of which a second thread hashes half
 _LATEST = 2**63 - 1
 
 
@@ -113,25 +111,9 @@ def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
     found = np.empty(count, np.uint64)
     nbytes = int(rows.sum()) * (1 if stride else count)
     function = compiled.hash_locked if nbytes <= _SHORT else compiled.hash
-    hashed: list[int] = []
-
-    def hash_rows(first: int, stop: int) -> None:
-        its_sizes = rows[first:] if stride else rows
-        places = map(_address, (starts[first:], its_sizes, found[first:]))
-        hashed.append(function(stop - first, pieces, stride, *places))
-
-    half = count // 2 if nbytes >= _LONG else 0
-    helper: threading.Thread | None = None
-    if half:
-        helper = threading.Thread(target=hash_rows, args=(0, half), daemon=True)
-        try:
-            helper.start()
-        except RuntimeError:  # no thread can be started
-            helper, half = None, 0
-    hash_rows(half, count)
-    if helper is not None:
-        helper.join()
-    return found if sum(hashed) == count else _checksums(addresses, sizes)
+    places = _address(starts), _address(rows), _address(found)
+    done = function(count, pieces, stride, *places)
+    return found if done == count else _checksums(addresses, sizes)
 
 
 def _checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:

@@ -19,7 +19,7 @@
 #define BUFFERS 1024     /* most pieces of one system call */
 #define MEMORY_BLOCK 512 /* of direct I/O, for addresses and sizes of memory */
 #define TMPFS 0x01021994 /* a file system in memory, as statfs tells it */
-#define AHEAD 512        /* bytes that are fetched before they are hashed */
+#define AHEAD 2048       /* bytes that are fetched before they are hashed */
 #define STRIPE 64
 #define STRIPES_PER_BLOCK 16
 #define LONG 241         /* least bytes of an object that is hashed by stripes */
