@@ -267,3 +267,15 @@ def test_what_takes_several_calls_is_left_where_nothing_may_wait(
     moved.movement.leave_uncached(0, 2)
     assert moved.move() == [native.LEFT] * 2
     assert moved.there() == ["before", "before"]
+
+
+@pytest.mark.skipif(not NOWAIT, reason="this Python does not name RWF_NOWAIT")
+def test_a_file_system_that_cannot_be_asked_is_left_unless_it_is_memory(
+    tmp_path: Path,
+) -> None:
+    moved = Moved(tmp_path, [0, SLOT], flags=NOWAIT, sizes=np.full((2, 1), 300))
+    other = os.open("/proc/self/status", os.O_RDONLY)
+    moved.movement.files[:] = other
+    moved.movement.leave_uncached(0, 1)
+    os.close(other)
+    assert moved.errors.tolist() == [native.LEFT, 99]
