@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -83,6 +83,14 @@ def test_objects_are_hashed_piece_by_piece(
         # In columns of another order, as a view of a table may be.
         places = np.asfortranarray(starts + MEMORY.ctypes.data)
         assert native.checksums(places, sizes).tolist() == wanted
+
+
+def test_numbers_of_other_types_are_read_as_what_they_are() -> None:
+    at = np.full((3, 1), MEMORY.ctypes.data, np.uint64)
+    sizes = np.array([[300], [400], [500]], np.int32)
+    wanted = [xxhash.xxh3_64_intdigest(MEMORY[:n].tobytes()) for n in (300, 400, 500)]
+    places = cast("Any", at)
+    assert native.checksums(places, cast("Any", sizes)).tolist() == wanted
 
 
 def test_no_objects_have_no_checksums() -> None:

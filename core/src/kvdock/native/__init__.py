@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
     if compiled is None or not count:
         return _checksums(addresses, sizes)
     rows, stride = _rows(sizes)
-    starts = np.ascontiguousarray(addresses)
+    starts = _in_one_block(addresses)
     found = np.empty(count, np.uint64)
     nbytes = int(rows.sum()) * (1 if stride else count)
     function = compiled.hash_locked if nbytes <= _SHORT else compiled.hash
@@ -132,6 +133,11 @@ def _checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
             state.update(space[start : start + size])
         found[row] = state.intdigest()
     return found
+
+
+def _in_one_block(numbers: npt.ArrayLike) -> Int64Array:
+    """Return numbers as the library reads them."""
+    return np.ascontiguousarray(numbers, np.int64)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -167,10 +173,10 @@ class Movement:
     block: int
     flags: int
     deadline_s: float
-    order: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
-    files: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
-    offsets: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
-    addresses: Int64Array = attrs.field(repr=False, converter=np.ascontiguousarray)
+    order: Int64Array = attrs.field(repr=False, converter=_in_one_block)
+    files: Int64Array = attrs.field(repr=False, converter=_in_one_block)
+    offsets: Int64Array = attrs.field(repr=False, converter=_in_one_block)
+    addresses: Int64Array = attrs.field(repr=False, converter=_in_one_block)
     sizes: Int64Array = attrs.field(repr=False)
     expected: UInt64Array | None = attrs.field(repr=False)
     sums: UInt64Array = attrs.field(repr=False)
@@ -185,7 +191,7 @@ class Movement:
         self.sizes, stride = _rows(self.sizes)
         expected = self.expected
         if expected is not None:
-            self.expected = expected = np.ascontiguousarray(expected)
+            self.expected = expected = np.ascontiguousarray(expected, np.uint64)
         ends_ns = self.deadline_s * 1e9
         self._words = np.array(
             [
@@ -234,8 +240,8 @@ class Movement:
 def _rows(sizes: Int64Array) -> tuple[Int64Array, int]:
     """Return sizes in one block of memory, and the words from a row to the next."""
     if len(sizes) == 1 or (len(sizes) and not sizes.strides[0]):
-        return np.ascontiguousarray(sizes[:1]), 0
-    return np.ascontiguousarray(sizes), sizes.shape[1]
+        return _in_one_block(sizes[:1]), 0
+    return _in_one_block(sizes), sizes.shape[1]
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
