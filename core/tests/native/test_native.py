@@ -129,10 +129,15 @@ def test_a_library_of_another_version_is_none(loading: pytest.MonkeyPatch) -> No
     assert native.library() is None
 
 
-def test_a_variable_turns_the_library_off(loading: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("value", "used"), [("1", False), ("yes", False), ("0", True), ("", True)]
+)
+def test_a_variable_turns_the_library_off_as_when_it_is_built(
+    loading: pytest.MonkeyPatch, value: str, *, used: bool
+) -> None:
     with_a_library(loading)
-    loading.setenv("KVDOCK_PURE", "1")
-    assert native.library() is None
+    loading.setenv("KVDOCK_PURE", value)
+    assert (native.library() is not None) == used
 
 
 SLOT = 4096
