@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvdock import native
 from kvdock.errors import KvdockError, NoRoute, PluginError, SettingsError
 from kvdock.plugin import BrokenPlugin, Candidate, LoadStage
 from kvdock_cli.output import UsageProblem, exit_code
@@ -148,6 +149,14 @@ def test_the_version_names_every_part_without_importing_it(shelf: Shelf) -> None
     assert parts["command greet"]["path"] == str(shelf.root / "kvdock_greet.py")
     assert parts["backend gone"]["path"] == "?"
     assert {"python", "kvdock", "kvdock-cli"} <= set(parts)
+    used = native.library() is not None
+    assert parts["compiled pages"]["version"] == ("yes" if used else "no")
+    without = shelf.kvdock("--version", "--json", KVDOCK_PURE="1")
+    parts = {one["name"]: one for one in json.loads(without.stdout)["parts"]}
+    assert (parts["compiled pages"]["version"], parts["compiled pages"]["path"]) == (
+        "no",
+        "-",
+    )
     assert "kvdock_good.py" in shelf.kvdock("-V").stdout
 
 

@@ -4,6 +4,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,27 +254,115 @@ def test_a_thread_that_forks_shares_no_bounce_buffer() -> None:
     assert view[0] == 1
 
 
-def test_what_lies_in_memory_is_read_in_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if native.library() is None:
-        pytest.skip("Python copies it through a buffer")
-    monkeypatch.setattr(BounceBuffer, "read", None)
-    engine = PosixIOEngine(2)
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
-        table = Table.of(engine, Path(folder, "d"), [[3000, 5000]] * 8, 1)
-        assert not engine.move(table.request).errors.any()
-        before = table.memory.copy()
-        table.memory[:] = 0
-        found = engine.move(
-            attrs.evolve(
-                table.request,
-                write=False,
-                gate=MemoryGate(),
-                expected=np.array(table.sums(), np.uint64),
-            )
+class Shelf:
+    """Sixteen objects in a file in memory, which compiled code reads in place."""
+
+    def __init__(
+        self, folder: str, short: tuple[int, ...] = (), *, direct: bool = False
+    ) -> None:
+        if native.library() is None:
+            pytest.skip("Python copies it through a buffer")
+        self.engine = PosixIOEngine(2, direct=direct)
+        path = Path(folder, "d")
+        sizes = [[100, 20] if at in short else [3000, 5000] for at in range(16)]
+        self.table = Table.of(self.engine, path, sizes, 1)
+        assert not self.engine.move(self.table.request).errors.any()
+        self.before = self.table.memory[:-1].copy()
+        self.table.memory[:] = 9
+
+    def read(self, gate: MemoryGate, expected: Any) -> list[int]:
+        asked = attrs.evolve(
+            self.table.request, write=False, gate=gate, expected=expected
         )
-        engine.close_file(table.token)
-    engine.close()
-    assert not found.errors.any()
-    assert (table.memory[:-1] == before[:-1]).all()
+        found = self.engine.move(asked)
+        self.engine.close_file(self.table.token)
+        self.engine.close()
+        errors: list[int] = found.errors.tolist()
+        return errors
+
+    def lengths(self) -> list[int]:
+        return [len(one) for one in self.table.content]
+
+    def sums(self) -> Any:
+        return np.array(self.table.sums(), np.uint64)
+
+
+@pytest.fixture
+def in_memory() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        yield folder
+
+
+def test_what_lies_in_memory_is_read_in_place_and_zeroed_where_it_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, in_memory: str
+) -> None:
+    shelf = Shelf(in_memory)
+    monkeypatch.setattr(BounceBuffer, "read", None)
+    expected = shelf.sums()
+    expected[5] = WRONG
+    assert shelf.read(MemoryGate(), expected) == [0] * 16
+    rows = shelf.table.memory[:-1].reshape(16, -1)
+    assert not rows[5].any(), "a wrong object was left in memory"
+    right = [at for at in range(16) if at != 5]
+    assert (rows[right] == shelf.before.reshape(16, -1)[right]).all()
+
+
+def test_what_compiled_code_leaves_is_compared_with_its_own_sums(
+    in_memory: str,
+) -> None:
+    shelf = Shelf(in_memory, (3, 4, 11))
+    expected = shelf.sums()
+    expected[11] = WRONG
+    assert shelf.read(MemoryGate(), expected) == [0] * 16
+    parts = np.split(shelf.table.memory[:-1], np.cumsum(shelf.lengths())[:-1])
+    stored = np.split(shelf.before, np.cumsum(shelf.lengths())[:-1])
+    same = [(one == other).all() for one, other in zip(parts, stored, strict=True)]
+    assert same == [at != 11 for at in range(16)]
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_compiled_code_reads_nothing_once_a_gate_is_closed(
+    step: int, in_memory: str
+) -> None:
+    shelf = Shelf(in_memory)
+    gate = ClosingGate(step, shelf.table.memory)
+    errors = shelf.read(gate, shelf.sums())
+    assert gate.closed
+    assert (shelf.table.memory == REUSED).all()
+    # What was read before it was closed is whole, and was taken away with it.
+    assert set(errors) == ({DEADLINE} if step == 0 else {0})
+
+
+def test_the_page_cache_is_asked_before_a_gate_is_entered(
+    monkeypatch: pytest.MonkeyPatch, in_memory: str
+) -> None:
+    shelf = Shelf(in_memory)
+    events: list[str] = []
+
+    class Told(MemoryGate):
+        def enter(self) -> bool:
+            events.append("entered")
+            return super().enter()
+
+    ask = native.Movement.leave_uncached
+
+    def asking(movement: native.Movement, first: int, stop: int) -> None:
+        events.append("asked")
+        ask(movement, first, stop)
+
+    monkeypatch.setattr(native.Movement, "leave_uncached", asking)
+    assert shelf.read(Told(), shelf.sums()) == [0] * 16
+    assert events == ["asked", "entered"]
+
+
+@pytest.mark.parametrize("why", ["direct", "no flag", "no sums"])
+def test_what_may_wait_inside_a_gate_is_left_to_python(
+    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shelf = Shelf(str(tmp_path), direct=why == "direct")
+    monkeypatch.setattr(native, "Movement", None)
+    if why == "no flag":
+        monkeypatch.setattr(posix_io, "_CACHED", 0)
+    expected = None if why == "no sums" else shelf.sums()
+    assert shelf.read(MemoryGate(), expected) == [0] * 16
+    assert (shelf.table.memory[:-1] == shelf.before).all()

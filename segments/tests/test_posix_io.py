@@ -49,6 +49,7 @@ def transfer(
 
 
 def opened(engine: PosixIOEngine, folder: Path, nbytes: int) -> int:
+    folder.mkdir(exist_ok=True)
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         token = engine.open_file("data", here, create=True)
@@ -103,6 +104,33 @@ def test_scattered_objects_come_back_as_they_were(
     assert written.checksums.tolist() == loaded.checksums.tolist() == sums
     after = checksums(starts + target.ctypes.data, np.array(sizes))
     assert after.tolist() == sums
+
+
+def test_objects_of_several_files_find_their_own(
+    engine: PosixIOEngine, tmp_path: Path
+) -> None:
+    """Short ones among them, which compiled code leaves."""
+    tokens = [opened(engine, tmp_path / name, 16 * 4096) for name in "abc"]
+    source = np.random.default_rng(1).integers(0, 256, (16, 4096), np.uint8)
+    target = np.zeros_like(source)
+    short = np.arange(16) % 5 == 2
+    request = attrs.evolve(
+        transfer(0, [4096 * (at // 3) for at in range(16)], np.zeros((16, 1)), [[0]]),
+        files=tuple(tokens),
+        file_of=np.arange(16) % 3,
+        addresses=source.ctypes.data + 4096 * np.arange(16)[:, None],
+        sizes=np.where(short, 100, 4096)[:, None],
+    )
+    nbytes = np.where(short, 100, 4096).tolist()
+    assert moved_all(stored(engine, request), nbytes)
+    moved = target.ctypes.data - source.ctypes.data
+    back = engine.move(attrs.evolve(request, addresses=request.addresses + moved))
+    assert moved_all(back, nbytes)
+    assert (target[~short] == source[~short]).all()
+    assert (target[short, :100] == source[short, :100]).all()
+    assert not target[short, 100:].any()
+    for token in tokens:
+        engine.close_file(token)
 
 
 def test_large_objects_are_moved_whole(engine: PosixIOEngine, tmp_path: Path) -> None:

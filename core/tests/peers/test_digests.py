@@ -84,9 +84,14 @@ def plainly(mine: Side, theirs: Side, pages: Any, slots: Any) -> list[int]:
     ]
 
 
-@given(requests(), st.sampled_from([1 << 20, 9000]), st.data())
+@given(
+    requests(), st.sampled_from([1 << 20, 9000]), st.sampled_from([4096, 1]), st.data()
+)
 def test_both_sides_have_the_digests_of_a_plain_loop(
-    case: tuple[Side, Side, Any, Any], gather_bytes: int, data: st.DataObject
+    case: tuple[Side, Side, Any, Any],
+    gather_bytes: int,
+    long_bytes: int,
+    data: st.DataObject,
 ) -> None:
     mine, theirs, pages, slots = case
     mine.memory[:] = np.random.default_rng(1).integers(1, 256, mine.memory.size)
@@ -97,6 +102,7 @@ def test_both_sides_have_the_digests_of_a_plain_loop(
     hasher = PageDigests()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digests, "_GATHER_BYTES", gather_bytes)
+        patch.setattr(digests, "_LONG_PIECE_BYTES", long_bytes)
         for _ in range(2):  # the second time with memory that was kept
             found = hasher.sent(mine.grid, theirs.grid, pages, slots)
             assert found.tolist() == wanted

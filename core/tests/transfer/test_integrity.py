@@ -79,6 +79,31 @@ def test_pages_are_hashed_where_they_lie_in_every_layout(pool: PoolSpec) -> None
     assert Hasher.of(region).digests(pages).tolist() == wanted
 
 
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_objects_of_a_page_differ_in_size(count: int, pieces: int) -> None:
+    memory = np.random.default_rng(1).integers(0, 256, 8 * 2000, np.uint8)
+    bases = memory.ctypes.data + np.array([[0, 400], [800, 1100]])[:, :pieces]
+    sizes = np.array([[300, 250], [299, 800]])[:, :pieces]
+    pages = np.arange(count)[::-1]
+    wanted = [
+        [
+            xxhash.xxh3_64_intdigest(
+                b"".join(
+                    memory[at + 2000 * page :][:size].tobytes()
+                    for at, size in zip(row, each, strict=True)
+                )
+            )
+            for row, each in zip(
+                (bases - memory.ctypes.data).tolist(), sizes.tolist(), strict=True
+            )
+        ]
+        for page in pages.tolist()
+    ]
+    hasher = Hasher(bases, np.full_like(bases, 2000), sizes)
+    assert hasher.digests(pages).tolist() == wanted
+
+
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{pool.name}-{pool.layout}")
 def test_the_trailer_is_the_last_piece_of_its_object_in_registered_memory(
     pool: PoolSpec,
