@@ -80,6 +80,47 @@ class _CountedHash:
         self._state.update(data)
 
 
+def _count_compiled(counts: Counter[str], replaced: list[tuple[Any, str, Any]]) -> None:
+    """Count what compiled code moves and hashes, and note what was replaced."""
+    moved = native.Movement.move
+
+    def moving(movement: native.Movement, first: int, stop: int) -> None:
+        moved(movement, first, stop)
+        rows = movement.order[first:stop]
+        nbytes = int(movement.nbytes[rows][movement.errors[rows] == 0].sum())
+        counts["kernel"] += nbytes
+        counts["hashed"] += nbytes if movement.write < 2 else 0
+
+    hashed = native.Movement.hash_rows
+
+    def hash_rows(movement: native.Movement, first: int, stop: int) -> None:
+        hashed(movement, first, stop)
+        sizes = np.broadcast_to(movement.sizes, movement.addresses.shape)
+        counts["hashed"] += int(sizes[movement.order[first:stop]].sum())
+
+    replaced.append((native.Movement, "hash_rows", hashed))
+    setattr(native.Movement, "hash_rows", hash_rows)  # noqa: B010 - a method, to type checkers
+    replaced.append((native.Movement, "move", moved))
+    setattr(native.Movement, "move", moving)  # noqa: B010 - a method, to type checkers
+    compiled = native.library()
+    if compiled is not None:
+
+        def hashing(real: Any, *given: Any) -> int:  # noqa: ANN401 - a function of ctypes
+            done = int(real(*given))
+            rows, pieces, stride = given[0] if given[2] else 1, given[1], given[2]
+            sizes = (ctypes.c_int64 * (rows * pieces)).from_address(given[4])
+            counts["hashed"] += sum(sizes) * (1 if stride else given[0])
+            return done
+
+        counting = attrs.evolve(
+            compiled,
+            hash=partial(hashing, compiled.hash),
+            hash_locked=partial(hashing, compiled.hash_locked),
+        )
+        replaced.append((native, "library", native.library))
+        setattr(native, "library", lambda: counting)  # noqa: B010 - same
+
+
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Count the bytes that are moved, copied, hashed and ciphered inside."""
@@ -115,43 +156,7 @@ def counted() -> Iterator[Counter[str]]:
         "hashed",
         lambda _, data: memoryview(data).nbytes,
     )
-    moved = native.Movement.move
-
-    def moving(movement: native.Movement, first: int, stop: int) -> None:
-        moved(movement, first, stop)
-        rows = movement.order[first:stop]
-        nbytes = int(movement.nbytes[rows][movement.errors[rows] == 0].sum())
-        counts["kernel"] += nbytes
-        counts["hashed"] += nbytes if movement.write < 2 else 0  # noqa: PLR2004 - hashed before
-
-    hashed = native.Movement.hash_rows
-
-    def hash_rows(movement: native.Movement, first: int, stop: int) -> None:
-        hashed(movement, first, stop)
-        sizes = np.broadcast_to(movement.sizes, movement.addresses.shape)
-        counts["hashed"] += int(sizes[movement.order[first:stop]].sum())
-
-    replaced.append((native.Movement, "hash_rows", hashed))
-    setattr(native.Movement, "hash_rows", hash_rows)  # noqa: B010 - a method, to type checkers
-    replaced.append((native.Movement, "move", moved))
-    setattr(native.Movement, "move", moving)  # noqa: B010 - a method, to type checkers
-    compiled = native.library()
-    if compiled is not None:
-
-        def hashing(real: Any, *given: Any) -> int:  # noqa: ANN401 - a function of ctypes
-            done = int(real(*given))
-            rows, pieces, stride = given[0] if given[2] else 1, given[1], given[2]
-            sizes = (ctypes.c_int64 * (rows * pieces)).from_address(given[4])
-            counts["hashed"] += sum(sizes) * (1 if stride else given[0])
-            return done
-
-        counting = attrs.evolve(
-            compiled,
-            hash=partial(hashing, compiled.hash),
-            hash_locked=partial(hashing, compiled.hash_locked),
-        )
-        replaced.append((native, "library", native.library))
-        setattr(native, "library", lambda: counting)  # noqa: B010 - same
+    _count_compiled(counts, replaced)
     made = xxhash.xxh3_64
     replaced.append((xxhash, "xxh3_64", made))
     own = {"counts": counts, "made": made}

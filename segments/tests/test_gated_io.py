@@ -355,6 +355,16 @@ def test_the_page_cache_is_asked_before_a_gate_is_entered(
     assert events == ["asked", "entered"]
 
 
+def test_memory_with_a_gate_is_hashed_inside_it_and_not_again(
+    monkeypatch: pytest.MonkeyPatch, in_memory: str
+) -> None:
+    shelf = Shelf(in_memory)
+    monkeypatch.setattr(native.Movement, "hash_rows", lambda *_: None)
+    done = shelf.engine.move(attrs.evolve(shelf.table.request, gate=MemoryGate()))
+    assert not done.errors.any()
+    assert not done.checksums.any(), "it was hashed outside of the gate"
+
+
 @pytest.mark.parametrize("why", ["direct", "no flag", "no sums"])
 def test_what_may_wait_inside_a_gate_is_left_to_python(
     why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
