@@ -285,7 +285,7 @@ def test_a_signal_while_a_call_is_booked_as_late_loses_neither(
     )
     book = DeadlineExecutor._abandon
 
-    def ring(*_: object) -> bool:
+    def ring(*_: object, **__: object) -> bool:
         monkeypatch.setattr(DeadlineExecutor, "_abandon", book)
         raise Alarm
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Any
 
 import pytest
 from shelf import (
@@ -20,7 +19,11 @@ from stalls import timed
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import StagingPolicy
 from kvdock.errors import KvdockError
-from kvdock.resilience.channel import CallResult
+from kvdock.resilience.channel import MemoryUse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvdock.resilience.executor import Job
 
 
 def waiting_for(event: threading.Event) -> Trouble:
@@ -105,17 +108,17 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
         "kvdock.transfer.integrity.make_trailers",
     ],
 )
-def test_a_signal_before_the_call_leaves_no_page_and_no_area_held(
+def test_an_error_before_the_call_leaves_no_page_and_no_area_held(
     staging: StagingPolicy, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ring(*_: object, **__: object) -> None:
-        raise Alarm
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
 
     engine = Engine(core=hasty("put", calls={"staging": staging, "staging_buffers": 1}))
     with engine.attachment as cache:
         with monkeypatch.context() as patched:
-            patched.setattr(inside, ring)
-            with pytest.raises(Alarm):
+            patched.setattr(inside, fail)
+            with pytest.raises(MemoryError):
                 cache.put(hashes(2), engine.where(range(2)))
         assert not cache.leases("kv").in_use(range(2)).any()
         assert cache.put(hashes(2), engine.where(range(2))).pages == 2
@@ -195,16 +198,13 @@ def test_what_an_abandoned_call_claims_to_have_read_is_a_miss(
         engine.fill(names, range(2))
         assert cache.put(names, engine.where(range(2))).pages == 2
         channel = cache["kv"].channel
-        run, ends = channel.call, []
+        run, ends = channel.io, []
 
-        def abandoned(
-            handle: object, batch: Batch, late: Any = None, settle: Any = None
-        ) -> CallResult:
-            assert settle
-            ends.append(late)
-            return CallResult(run(handle, batch).result, abandoned=True)
+        def held(job: Job, handle: object, batch: Batch, use: MemoryUse) -> BatchResult:
+            ends.append(use.hold())
+            return run(job, handle, batch, MemoryUse())
 
-        monkeypatch.setattr(channel, "call", abandoned)
+        monkeypatch.setattr(channel, "io", held)
         moved = cache.get(names, engine.where(range(8, 10)))
         assert moved.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
         ends.pop()()

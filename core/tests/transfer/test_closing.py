@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from shelf import Engine, Shelf, attention, draft, hashes, indexer, patient, until
 from stalls import Taken
 
-from kvdock.batch import Batch, Operation, Outcome
+from kvdock.batch import Batch, Outcome
 from kvdock.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     import pytest
 
+    from kvdock.batch import BatchResult
     from kvdock.transfer.result import TransferResult
 
 
@@ -38,15 +39,16 @@ class Leisurely(Shelf):
 def test_no_call_begins_once_a_pool_is_being_released() -> None:
     shelf = Leisurely()
     engine = Engine([shelf], core=patient())
-    breaker = engine.attachment._backends.channels["shelf"].breakers[Operation.PUT]
-    admits = breaker.allows_call
+    channel = engine.attachment._backends.channels["shelf"]
+    run, about_to = channel.io, threading.Event()
 
-    def hesitates() -> bool:
+    def hesitates(*arguments: Any) -> BatchResult:
         # What looked before the closing began, and goes on in the middle of it.
-        assert shelf.begun.wait(60)
-        return admits()
+        about_to.set()
+        until(lambda: channel._closing)
+        return run(*arguments)
 
-    breaker.allows_call = hesitates  # type: ignore[method-assign]  # a slow thread
+    channel.io = hesitates  # type: ignore[method-assign]  # a slow thread
     calls: list[Batch] = []
     shelf.trouble = calls.append
     moved: list[TransferResult] = []
@@ -56,7 +58,7 @@ def test_no_call_begins_once_a_pool_is_being_released() -> None:
         )
     )
     storing.start()
-    until(lambda: engine.attachment.leases("kv").leased_pages == 1)
+    assert about_to.wait(60)
     closing = threading.Thread(target=engine.attachment.close)
     closing.start()
     storing.join(60)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shelf import Engine, Shelf, attention, draft, hashes, patient, states
 
-from kvdock.transfer.attached_pool import AttachedPool
 from kvdock.transfer.leases import PageLeases
 from kvdock.transfer.result import NO_PAGE
 
@@ -57,7 +56,6 @@ def test_an_engine_sees_the_same_by_either_path(
 ) -> None:
     usual = played(asked, staging, trailers)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AttachedPool, "_is_one_batch", lambda *_: False)
         patch.setattr(PageLeases, "take_all", lambda *_, **__: None)
         assert played(asked, staging, trailers) == usual
 

@@ -119,7 +119,7 @@ class Sender:
         own = {name: np.array(one, np.int64) for name, one in pages.items()}
         deadline_s = min(deadline_s, ticket.expires_s)
         future = RunningSend(ticket, tuple(ticket.pools), deadline_s, self._keys)
-        self._executor.submit(future, lambda: self._run(future, offers, own))
+        self._executor.submit(future, lambda _: self._run(future, offers, own))
         return future
 
     def _run(

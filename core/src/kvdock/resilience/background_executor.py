@@ -1,4 +1,4 @@
-"""Run background tasks: each on one thread, from the queue to its end.
+"""Run background tasks: each is a job on one thread, from the queue to its end.
 
 A call that a task makes runs on the task's own thread, see `executor`. One that
 passes its deadline takes that thread with it: the task ends with TIMEOUT, another
@@ -16,13 +16,13 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import accumulate
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import attrs
 import numpy as np
 
 from kvdock.batch import Outcome
-from kvdock.resilience.executor import BackgroundThread, TaskAbandoned
+from kvdock.resilience.executor import Job
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock")
 
-Work = Callable[[], "OutcomeArray"]
+Work = Callable[[Job], "OutcomeArray"]
 
 MOST_AT_ONCE = 8 << 20
 """Bytes up to which tasks are run as one: the first one then waits some 2 ms more."""
@@ -73,7 +73,7 @@ class Group:
     key: Hashable
     nbytes: int
     deadline_s: float
-    work: Callable[[Futures], OutcomeArray]
+    work: Callable[[Job, Futures], OutcomeArray]
 
     def takes(self, other: Group | None) -> TypeGuard[Group]:
         """Return whether another task may join: it has about as much time left."""
@@ -112,7 +112,7 @@ class BackgroundExecutor:
         self._waiting: deque[_Task] = deque()
         # An inbox each: one condition for all would wake all of them.
         self._idle: list[_Inbox] = []
-        self._threads: set[BackgroundThread] = set()
+        self._threads: set[threading.Thread] = set()
         self._running = 0
         self._closed = False
         self._guard = ProcessGuard()
@@ -158,7 +158,7 @@ class BackgroundExecutor:
         if len(self._threads) >= self._workers:
             return None
         inbox: _Inbox = SimpleQueue()
-        thread = BackgroundThread(
+        thread = threading.Thread(
             target=self._work,
             args=(inbox,),
             name=f"{self._name}-{len(self._threads)}",
@@ -207,20 +207,20 @@ class BackgroundExecutor:
         return not any(thread.is_alive() for thread in threads)
 
     def _work(self, inbox: _Inbox) -> None:
-        mine = cast("BackgroundThread", threading.current_thread())
         while (task := inbox.get()) is not None:
             tasks = [task]
             del task
             while tasks:
-                futures = [one.future for one in tasks]
-                mine.on_abandoned = partial(self._lose, mine, futures)
-                try:
-                    begun = [one for one in futures if one.start()]
-                    outcomes = self._outcomes(tasks, begun) if begun else None
-                except TaskAbandoned:
-                    return  # another thread has taken its place
-                # An idle worker must not keep memory alive.
-                del mine.on_abandoned, futures
+                begun = [one.future for one in tasks if one.future.start()]
+                outcomes = None
+                if begun:
+                    job = Job(partial(self._outcomes, tasks, begun))
+                    job.on_lost = partial(self._lose, threading.current_thread(), begun)
+                    job.run()
+                    if job.abandoned:
+                        return  # another thread has taken its place
+                    outcomes = job.result
+                    del job  # an idle worker must not keep memory alive
                 tasks = self._end(begun, outcomes, inbox)
                 del outcomes, begun
             if self._closed:
@@ -264,7 +264,7 @@ class BackgroundExecutor:
             taken.append(self._waiting.popleft())
         return taken
 
-    def _lose(self, thread: BackgroundThread, futures: Futures) -> None:
+    def _lose(self, thread: threading.Thread, futures: Futures) -> None:
         """End the tasks of a thread whose call is abandoned, and replace the thread."""
         with self._lock:
             self._threads.discard(thread)
@@ -276,12 +276,12 @@ class BackgroundExecutor:
         for one in futures:
             one.finish(np.full(len(one), Outcome.TIMEOUT, np.uint8))
 
-    def _outcomes(self, tasks: list[_Task], begun: Futures) -> OutcomeArray:
+    def _outcomes(self, tasks: list[_Task], begun: Futures, job: Job) -> OutcomeArray:
         group = tasks[0].group
         try:
             if len(tasks) > 1 and group is not None:
-                return group.work(begun)
-            return tasks[0].work()
+                return group.work(job, begun)
+            return tasks[0].work(job)
         except Exception:
             # A defect of ours: storage answers with outcomes.
             log.exception("a transfer in the background failed")

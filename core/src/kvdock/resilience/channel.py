@@ -1,8 +1,9 @@
 """Call one backend with a deadline, a circuit breaker and bounded concurrency.
 
 A channel has the backend's executor, a breaker for each operation, and a
-throttled log. Whatever the plugin does, `call` returns one outcome per key by
-the deadline.
+throttled log. A call of the engine is a job of that executor (`work`), and each batch
+of it one call of the plugin (`io`). Whatever the plugin does, there is one outcome for
+each key by the deadline.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ from kvdock.pays.policy import LIMIT
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
 from kvdock.resilience.executor import (
+    Abandoned,
     CallRejected,
     DeadlineExecutor,
+    Job,
     RunResult,
-    TaskAbandoned,
+    Work,
     WorkerExit,
 )
 from kvdock.resilience.negative_cache import NegativeCache
@@ -85,6 +88,38 @@ class CallResult:
     abandoned: bool = False
 
 
+class MemoryUse:
+    """The memory that one batch may touch, until its call can no longer do so.
+
+    Args:
+        end: Releases it: where the worker returns from the call, or when the backend
+            releases its hold on it. May be called twice.
+        abandon: Releases what the engine gets back at once where the call is
+            abandoned, and records its outcomes.
+    """
+
+    __slots__ = ("_end", "abandon", "held")
+
+    def __init__(
+        self,
+        end: Callable[[], None] = lambda: None,
+        abandon: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._end = end
+        self.abandon = abandon
+        self.held = False
+
+    def hold(self) -> Callable[[], None]:
+        """Leave it to a backend that holds the memory; return what releases it."""
+        self.held = True
+        return self._end
+
+    def end(self) -> None:
+        """Release it, unless a backend holds it."""
+        if not self.held:
+            self._end()
+
+
 def as_kvdock_error(error: Exception) -> KvdockError:
     """Return a plugin's error, wrapped if it is not a KvdockError."""
     if isinstance(error, KvdockError):
@@ -92,12 +127,12 @@ def as_kvdock_error(error: Exception) -> KvdockError:
     return AttachError(describe_error(error), fix="See `kvdock doctor`.")
 
 
-def _validated(batch: Batch, ran: RunResult) -> BatchResult | Exception:
+def _validated(batch: Batch, answer: object) -> BatchResult | Exception:
     """Return a plugin's valid answer, or the error to record."""
-    if ran.error is not None:
-        return ran.error
+    if isinstance(answer, Exception):
+        return answer
     try:
-        return validate_result(batch, ran.value)
+        return validate_result(batch, answer)
     except Exception as error:  # noqa: BLE001 - plugin code
         return error
 
@@ -392,74 +427,114 @@ class BackendChannel:
         deadline_s = time.monotonic() + timeout_s
         return self._executor.wait_idle(deadline_s) and self._none_held(deadline_s)
 
+    def work(self, work: Work, deadline_s: float, job: Job | None = None) -> RunResult:
+        """Do the work of one call, where a backend that hangs may keep the thread.
+
+        Args:
+            work: What to do, in one job: all batches of the call, and what is done
+                with their memory.
+            deadline_s: The call's, on `time.monotonic()`'s clock.
+            job: That of the background task, or of the larger call, that this belongs
+                to: then it is done on the caller's thread. Without one it is done on a
+                worker, and the caller waits until the deadline and some grace.
+
+        Raises:
+            Abandoned: If such a job was abandoned meanwhile.
+        """
+        if job is None:
+            grace_s = self.core.deadlines.grace
+            if LIMIT.get() is not None:
+                grace_s = _GRACE_OF_LIMITS_S
+            return self._executor.work(work, deadline_s + grace_s)
+        if job.executor is self._executor:
+            return RunResult(work(job))
+        return self._executor.host(job, work, deadline_s)
+
     def call(
         self,
         handle: object,
         batch: Batch,
         late: Callable[[], None] | None = None,
-        settle: Callable[[], None] | None = None,
+        job: Job | None = None,
     ) -> CallResult:
-        """Run a batch; one outcome for each key, by its deadline.
+        """Run a batch as a call of its own; one outcome for each key, by its deadline.
 
         Args:
             handle: The pool's handle.
             batch: What to do, with a deadline; no more keys than the backend
                 takes at once.
             late: Called when an abandoned call really ends.
-            settle: Does what the caller would do with the outcome TIMEOUT. In a
-                background task the call runs on the task's own thread, and this
-                is called on another one at the deadline.
+            job: As for `work`.
+        """
+        use = MemoryUse(late or (lambda: None))
+
+        def work(job: Job) -> BatchResult:
+            try:
+                return self.io(job, handle, batch, use)
+            finally:
+                if job.abandoned:
+                    use.end()
+
+        ran = self.work(work, batch.deadline_s, job)
+        if ran.abandoned:
+            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
+        if ran.error is not None:
+            outcome = self.rejected(batch.operation, batch.pool, len(batch), ran.error)
+            return CallResult(BatchResult.all(batch, outcome))
+        return CallResult(ran.value, abandoned=use.held)
+
+    def io(self, job: Job, handle: object, batch: Batch, use: MemoryUse) -> BatchResult:
+        """Run one batch of a job, on its thread; one outcome for each key.
 
         Raises:
-            TaskAbandoned: In a background task, at the end of a settled call.
+            Abandoned: At the end of a call that was abandoned.
         """
         breaker = self.breakers[batch.operation]
         if batch.deadline_s <= time.monotonic():
-            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT))
-        if self._executor.guard.forked or self._closing or not breaker.allows_call():
+            return BatchResult.all(batch, Outcome.TIMEOUT)
+        if self._closing or not breaker.allows_call():
             self.background.start_probe(batch.operation)
-            return CallResult(BatchResult.all(batch, Outcome.UNAVAILABLE))
+            return BatchResult.all(batch, Outcome.UNAVAILABLE)
         loads = batch.operation is Operation.GET
         began = self.loads.time.begin() if loads else 0.0
         # Its end is a decision, and says nothing about the backend.
         decided = loads and LIMIT.get() is not None
         grace_s = _GRACE_OF_LIMITS_S if decided else self.core.deadlines.grace
-        overrun = partial(self._record_overrun, breaker, batch, began, decided)
         # What sends to a peer finds its own way.
         straight = self._calls_stores and batch.remote is None
         try:
-            ran = self._executor.run(
+            answer = job.outside(
                 partial(cast("PoolStore", handle).run, batch)
                 if straight
                 else partial(self._batch_hook, handle=handle, batch=batch),
                 batch.deadline_s + grace_s,
-                late=lambda result: self._on_late_end(result, late, batch, began),
-                settle=settle and partial(overrun, settle),
+                partial(self._record_overrun, breaker, batch, began, decided, use),
             )
-        except TaskAbandoned:
-            raise
-        except BaseException:
-            # A signal interrupted the caller: not a failure of the backend.
-            breaker.record_ignored()
-            if loads:
-                self.loads.end(began, batch.pool, 0)
-            raise
-        if ran.abandoned:
-            overrun()
-            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
-        result = _validated(batch, ran)
+        except Exception as error:  # noqa: BLE001 - plugin code
+            answer = error
+        except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
+            answer = WorkerExit(repr(error))
+        if job.abandoned:
+            self._on_late_end(answer, batch, began, use)
+            raise Abandoned
+        result = _validated(batch, answer)
         if loads:
             self.loads.end(began, batch.pool, _loaded_bytes(result))
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
-            outcome = self._record_failure(breaker, batch, result)
-            hold = _hold_of(ran.value)
-            result = attrs.evolve(BatchResult.all(batch, outcome), hold=hold)
+            self._record_failure(breaker, batch, result)
+            hold = _hold_of(answer)
+            result = attrs.evolve(BatchResult.all(batch, Outcome.ERROR), hold=hold)
         elif decided and np.any(result.outcomes == Outcome.TIMEOUT):
             breaker.record_ignored()
         else:
             self._record_result(breaker, batch, result)
-        return self._answer(batch, result, late)
+        if result.hold is not None and not result.hold.released:
+            # Like a late call: the memory is not free yet.
+            what = "ended, but its library may still move bytes: the pages stay leased"
+            self._log_failure("held", batch, what)
+            self.keep_held(result.hold, use.hold())
+        return result
 
     def _record_overrun(
         self,
@@ -467,51 +542,51 @@ class BackendChannel:
         batch: Batch,
         began: float,
         decided: bool,  # noqa: FBT001 - whether the deadline was a decision
-        settle: Callable[[], None] = lambda: None,
+        use: MemoryUse,
+        overran: bool,  # noqa: FBT001 - whether it was late, or interrupted
     ) -> None:
-        """Record a call that is abandoned, and settle it in a background task."""
+        """Record a call that is abandoned, and release what the engine gets back."""
         try:
             if batch.operation is Operation.GET:
-                nbytes = int(batch.object_bytes.sum())
+                nbytes = int(batch.object_bytes.sum()) if overran else 0
                 self.loads.abandon(began, batch.pool, nbytes)
-            if decided:
+            if decided or not overran:
                 breaker.record_ignored()
             else:
                 breaker.record_failure(overran=True)
                 what = "passed its deadline and was abandoned"
                 self._log_failure("late", batch, what)
         finally:
-            settle()
+            use.abandon()
 
-    def _answer(
-        self, batch: Batch, result: BatchResult, late: Callable[[], None] | None
-    ) -> CallResult:
-        """Return a result; one whose memory is held counts as a late one."""
-        if result.hold is None or result.hold.released:
-            return CallResult(result)
-        what = "ended, but its library may still move bytes: the pages stay leased"
-        self._log_failure("held", batch, what)
-        self.keep_held(result.hold, late)
-        return CallResult(result, abandoned=True)
+    def rejected(
+        self, operation: Operation, pool: str, keys: int, error: Exception
+    ) -> Outcome:
+        """Return the outcome of a call that was not started, and log why.
+
+        Raises:
+            Exception: `error`, if it is another one: a defect of ours.
+        """
+        if not isinstance(error, CallRejected):
+            raise error
+        cut = "too many calls are abandoned" if self._executor.at_capacity else ""
+        why = str(error) or cut
+        self._log.warning(
+            f"rejected {operation} {pool}",
+            f"backend {self.name}: {operation} of {keys} keys of pool {pool} was not "
+            f"started: {why or 'it is busy'}",
+        )
+        return Outcome.UNAVAILABLE if why else Outcome.TIMEOUT
 
     def _record_failure(
         self, breaker: CircuitBreaker, batch: Batch, error: Exception
-    ) -> Outcome:
-        """Record a call that was rejected, raised, or broke the contract."""
-        if isinstance(error, CallRejected):
-            breaker.record_ignored()
-            cut = "too many calls are abandoned" if self._executor.at_capacity else ""
-            why = str(error) or cut
-            self._log_failure(
-                "rejected", batch, f"was not started: {why or 'it is busy'}"
-            )
-            return Outcome.UNAVAILABLE if why else Outcome.TIMEOUT
+    ) -> None:
+        """Record a call that raised, or broke the contract."""
         breaker.record_failure()
         if isinstance(error, BatchError):
             self._log_failure("contract", batch, f"broke the contract: {error}")
         else:
             self._log_failure("raised", batch, f"raised {describe_error(error)}", error)
-        return Outcome.ERROR
 
     def _record_result(
         self, breaker: CircuitBreaker, batch: Batch, result: BatchResult
@@ -542,19 +617,13 @@ class BackendChannel:
         )
 
     def _on_late_end(
-        self,
-        result: object,
-        late: Callable[[], None] | None,
-        batch: Batch,
-        began: float,
+        self, answer: object, batch: Batch, began: float, use: MemoryUse
     ) -> None:
         if batch.operation is Operation.GET:
-            self.loads.end(began, batch.pool, _loaded_bytes(result), late=True)
-        hold = _hold_of(result)
+            self.loads.end(began, batch.pool, _loaded_bytes(answer), late=True)
+        hold = _hold_of(answer)
         if hold is not None:
-            self.keep_held(hold, late)
-        elif late is not None:
-            late()
+            self.keep_held(hold, use.hold())
         for breaker in self.breakers.values():
             breaker.on_late_end()
 

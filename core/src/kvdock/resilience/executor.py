@@ -1,13 +1,13 @@
-"""Run calls on worker threads with a deadline, and survive late ones.
+"""Run jobs on worker threads with a deadline, and survive late ones.
 
-Python cannot stop a thread that sits in a client library. A call that passes
-its deadline is abandoned on its thread: the caller goes on, and the memory
-that the call may still touch is released only when it really ends. The number
-of abandoned calls is bounded; at the bound every call is rejected until one
+Python cannot stop a thread that sits in a client library. A job whose backend
+passes its deadline is abandoned on its thread: the caller goes on, and the memory
+that the backend may still touch is released only when it really returns. The number
+of abandoned jobs is bounded; at the bound every job is rejected until one
 ends, or until the backend answers a probe although they do not end.
 
-A call of a background task needs no other thread: it runs on the task's own, and
-one thread of the executor watches the deadlines of all such calls.
+A job of a background task needs no other thread: it runs on the task's own, and
+one thread of the executor watches the deadlines of all such jobs.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ log = logging.getLogger("kvdock")
 OnLateEnd = Callable[[Any], None]
 """Called with the result (None if it raised) once an abandoned call ends."""
 
+Work = Callable[["Job"], Any]
+"""What a job does, on its worker's thread."""
 
 Steps = list[Callable[[], None]]
 """What runs last, when every call has ended."""
@@ -86,7 +88,7 @@ class ConcurrencyQuota:
 
 @attrs.frozen(eq=False)
 class RunResult:
-    """The end of a call as its caller sees it.
+    """The end of a job as its caller sees it.
 
     Args:
         value: What the work returned.
@@ -111,80 +113,134 @@ class WorkerExit(Exception):  # noqa: N818 - becomes an outcome
     """The call raised a BaseException such as SystemExit."""
 
 
-class TaskAbandoned(BaseException):
-    """Unwinds a background task whose call passed its deadline.
+class Abandoned(BaseException):
+    """Unwinds what a worker still had to do for a job that was abandoned.
 
-    What the task still had to do was done at the deadline, by the thread that
-    watches. No handler of errors may take this for one.
+    It is raised where the backend's call returns at last: `finally` blocks on the way
+    release what that call could touch. No handler of errors may take it for one.
     """
 
 
-class BackgroundThread(threading.Thread):
-    """A thread of background tasks, on which calls run where they are.
+class Job:
+    """One piece of work, until its end or until it is abandoned.
+
+    Its lock says who acts for it. The worker has the lock while it prepares memory and
+    records what came of a batch, and releases it while the code of a backend runs, see
+    `outside`. Who waits for the job abandons it with the lock held: so either of them
+    records the end of a batch, and never both.
+
+    Args:
+        work: What to do.
+        until_s: Until when to wait for it, on `time.monotonic()`'s clock.
 
     Attributes:
-        on_abandoned: Called on another thread when a call of the current task has
-            passed its deadline: this thread has no use until the call ends.
+        executor: Has counted it as under way; None if none has.
+        quota: Bounds how many jobs of its kind are abandoned.
+        ended: Whether its work has ended, or was never begun.
+        abandoned: Whether nobody waits for its work any more.
+        on_lost: Called after it was abandoned, by who did so.
     """
 
-    on_abandoned: Callable[[], None] = staticmethod(lambda: None)
-
-
-class _Job:
-    """One call, from its dispatch to its end."""
-
     __slots__ = (
+        "_context",
+        "_on_abandon",
+        "_watch",
+        "_work",
         "abandoned",
-        "context",
-        "deadline_s",
         "done",
+        "ended",
         "error",
-        "finished",
-        "late",
+        "executor",
+        "lock",
+        "on_lost",
         "quota",
         "result",
-        "settle",
-        "started",
-        "work",
+        "until_s",
     )
 
-    def __init__(
-        self, work: Callable[[], Any], late: OnLateEnd | None, quota: ConcurrencyQuota
-    ) -> None:
-        self.work: Callable[[], Any] | None = work
-        self.late = late
-        self.quota = quota
-        self.deadline_s = math.inf
-        self.settle: Callable[[], None] = lambda: None
-        # The engine's trace context continues on the worker thread.
-        self.context = contextvars.copy_context()
+    def __init__(self, work: Work, until_s: float = math.inf) -> None:
+        self.until_s = until_s
+        self.executor: DeadlineExecutor | None = None
+        self.quota: ConcurrencyQuota | None = None
+        self.lock = threading.Lock()
         self.done = threading.Lock()
         self.done.acquire()
-        self.started = False
-        self.finished = False
-        self.abandoned = False
+        self.ended = self.abandoned = False
         self.result: Any = None
         self.error: Exception | None = None
+        self.on_lost: Callable[[], None] | None = None
+        self._on_abandon: Callable[[bool], None] | None = None
+        self._watch: Callable[[float], None] | None = None
+        self._work: Work | None = work
+        # The engine's trace context continues on the worker thread.
+        self._context = contextvars.copy_context()
 
     def run(self) -> None:
-        """Run the call and keep its result or error."""
-        work, self.work = self.work, None
+        """Do the work and keep its result or error; on the worker's thread."""
+        with self.lock:
+            work, self._work = self._work, None
+            if work is None or self.abandoned:
+                return
+            try:
+                self.result = self._context.run(work, self)
+            except Abandoned:
+                return
+            except Exception as error:  # noqa: BLE001 - carried to the caller
+                self.error = error
+            except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
+                self.error = WorkerExit(repr(error))
+            self.ended = True
+
+    def outside(
+        self,
+        call: Callable[[], Any],
+        until_s: float,
+        on_abandon: Callable[[bool], None] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the call returns
+        """Run the code of a backend; the job may be abandoned meanwhile.
+
+        Args:
+            call: What may hang.
+            until_s: Until when to wait for it.
+            on_abandon: Records that it was abandoned, with the job's lock held and on
+                the thread of who waited; its argument says whether it was late. False
+                is an interrupt of who waited.
+
+        Returns:
+            What it returns, also after the job was abandoned.
+        """
+        self.until_s, self._on_abandon = until_s, on_abandon
+        if self._watch is not None:
+            self._watch(until_s)
+        self.lock.release()
         try:
-            self.result = self.context.run(work) if work else None
-        except Exception as error:  # noqa: BLE001 - carried to the caller
-            self.error = error
-        except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
-            self.error = WorkerExit(repr(error))
+            return call()
+        finally:
+            self.lock.acquire()
+            self._on_abandon = None
+
+    def record_abandoned(self, *, overran: bool) -> None:
+        """Do what is due when it is abandoned; with its lock held."""
+        try:
+            if self._on_abandon is not None:
+                self._on_abandon(overran)
+        finally:
+            if self.on_lost is not None:
+                self.on_lost()
+
+    def watched_by(self, watch: Callable[[float], None] | None) -> None:
+        """Have it tell of each time until which it is to be waited for."""
+        self._watch = watch
 
 
 class DeadlineExecutor:
-    """Runs up to `at_once` calls beside up to `overrun` abandoned ones.
+    """Runs up to `at_once` jobs beside up to `overrun` abandoned ones.
 
     Args:
         name: Begins the names of the threads.
-        at_once: Calls that callers wait for.
-        overrun: Abandoned calls at which further calls are rejected.
-        moved: Called without a lock whenever `abandoned` has changed.
+        at_once: Jobs that callers wait for.
+        overrun: Abandoned jobs at which further ones are rejected.
+        moved: Called without the executor's lock whenever `abandoned` has changed.
     """
 
     def __init__(
@@ -198,35 +254,35 @@ class DeadlineExecutor:
         self._at_once = at_once
         self._moved = moved
         self._lock, self._changed = new_condition()
-        self._idle: list[SimpleQueue[_Job | None]] = []
+        self._idle: list[SimpleQueue[Job | None]] = []
         self._threads: set[threading.Thread] = set()
         self._overrun = ConcurrencyQuota(overrun)
         self._busy = 0
         self._abandoned = 0
-        # Counted until the callbacks of a call have run as well.
+        # Counted until all that follows a job has run as well.
         self._running = 0
         self._closing = False
         self._closed = False
         self._final_steps: Steps = []
-        # Calls that run on the threads of background tasks, and who watches them.
-        self._here: set[_Job] = set()
+        # Jobs on the threads of background tasks, and who watches them.
+        self._hosted: set[Job] = set()
         self._watched = QuietCondition(self._lock)
         self._watch_until_s = -math.inf
         self.guard = ProcessGuard()
 
     @property
     def abandoned(self) -> int:
-        """Abandoned calls and background tasks that have not ended."""
+        """Abandoned jobs and background tasks that have not ended."""
         return self._abandoned
 
     @property
     def at_capacity(self) -> bool:
-        """Return whether abandoned calls make the executor reject further calls."""
+        """Return whether abandoned jobs make the executor reject further ones."""
         return self._overrun.full
 
     @property
     def exhausted(self) -> bool:
-        """Return whether it is full until a call ends, whatever else happens."""
+        """Return whether it is full until a job ends, whatever else happens."""
         return self._overrun.exhausted
 
     @property
@@ -236,58 +292,112 @@ class DeadlineExecutor:
 
     def run(
         self,
-        work: Callable[[], Any],
+        call: Callable[[], Any],
         deadline_s: float,
         late: OnLateEnd | None = None,
         *,
-        settle: Callable[[], None] | None = None,
         closes: bool = False,
     ) -> RunResult:
-        """Run `work` on a worker thread and wait for it.
-
-        With `settle`, a background task's call runs on the task's own thread.
+        """Run one call that may hang on a worker thread, and wait for it.
 
         Args:
-            work: What to do.
+            call: What to do.
             deadline_s: Until when to wait, on `time.monotonic()`'s clock.
-            late: Called on the worker thread when an abandoned call ends; the
-                memory that it may touch is safe from then on.
-            settle: Does what the task would do about an abandoned call, on
-                another thread and before the call ends.
+            late: Called on the worker thread when an abandoned call ends.
             closes: Whether it is a step of closing, which is never rejected.
 
         Raises:
-            TaskAbandoned: In a background task, once a call has ended that was
-                abandoned and settled.
             BaseException: What a handler of signals raises in the thread that
                 waits, and nothing else; `late` is called then.
         """
-        job = _Job(work, late, self._overrun)
-        thread = threading.current_thread()
-        if settle is not None and isinstance(thread, BackgroundThread):
-            return self._run_here(job, deadline_s, settle, thread)
+
+        def work(job: Job) -> object:
+            result = None
+            try:
+                result = job.outside(call, deadline_s)
+            finally:
+                if job.abandoned:
+                    self._run_late(late, result)
+            return result
+
+        return self.work(work, deadline_s, late, closes=closes)
+
+    def work(
+        self,
+        work: Work,
+        until_s: float,
+        unclaimed: OnLateEnd | None = None,
+        *,
+        closes: bool = False,
+    ) -> RunResult:
+        """Do a job on a worker thread, and wait for it.
+
+        Args:
+            work: What to do.
+            until_s: Until when to wait, unless the job says otherwise.
+            unclaimed: Called with the result if the thread that waits is interrupted
+                after the job has ended.
+            closes: Whether it is a step of closing, which is never rejected.
+        """
+        job = Job(work, until_s)
         try:
-            self._dispatch(job, deadline_s, closes=closes)
-            done = job.done.acquire(timeout=remaining_s(deadline_s))
-            abandoned = not done and self._abandon(job)
+            self._dispatch(job, until_s, closes=closes)
+            while not job.done.acquire(timeout=remaining_s(job.until_s)):
+                if self._abandon_late(job):
+                    return RunResult(abandoned=True)
+                if job.ended and job.done.acquire():
+                    break
         except CallRejected as error:
             return RunResult(error=error)
         except BaseException:  # an interrupt of the waiting thread
-            if not job.abandoned and not self._abandon(job):
-                self._run_on_late(job)
+            if job.executor is not None and not job.abandoned:
+                with job.lock:
+                    if not job.ended:
+                        self._abandon(job, overran=False)
+                if job.ended:
+                    self._run_late(unclaimed, job.result)
             raise
-        if abandoned:
-            return RunResult(abandoned=True)
         return RunResult(job.result, job.error)
 
-    def spawn(self, quota: ConcurrencyQuota, work: Callable[[], Any]) -> bool:
+    def host(self, job: Job, work: Work, deadline_s: float) -> RunResult:
+        """Do a part of a background task's job, on its thread.
+
+        Raises:
+            Abandoned: If the job was abandoned meanwhile.
+        """
+        if self.guard.forked:
+            return RunResult(error=CallRejected("this is a forked child"))
+        try:
+            with self._lock:
+                self._admit(deadline_s, closes=False)
+                self._begin_watch(job)
+                self._busy += 1
+                self._running += 1
+        except CallRejected as error:
+            return RunResult(error=error)
+        job.executor, job.quota = self, self._overrun
+        job.watched_by(self._watch)
+        try:
+            return RunResult(work(job))
+        finally:
+            job.executor = None
+            job.watched_by(None)
+            if job.abandoned:
+                self._end_late(job)
+            with self._lock:
+                self._hosted.discard(job)
+                self._busy -= not job.abandoned
+                last = self._finish_one()
+            self._run_final(last)
+
+    def spawn(self, quota: ConcurrencyQuota, call: Callable[[], Any]) -> bool:
         """Start a task whose result no caller waits for; return whether it was started.
 
-        The quota bounds the tasks of this kind; calls have a quota of their own.
+        The quota bounds the tasks of this kind; jobs have a quota of their own.
         """
         if self.guard.forked:
             return False
-        job = _Job(work, None, quota)
+        job = Job(lambda _: call())
         with self._lock:
             if quota.full or self._closing:
                 return False
@@ -302,13 +412,13 @@ class DeadlineExecutor:
                 raise
             self._abandoned += 1
             self._running += 1
-            job.finished = True
+            job.quota = quota
             worker.put(job)
         self._moved()
         return True
 
     def discount_abandoned(self, *quotas: ConcurrencyQuota) -> None:
-        """Discount abandoned calls after the backend has answered a probe.
+        """Discount abandoned jobs after the backend has answered a probe.
 
         Background tasks of the given quotas are discounted as well.
         """
@@ -354,7 +464,7 @@ class DeadlineExecutor:
             steps = self._finish_one() if rest else []
             idle, self._idle = self._idle, []
             self._watched.notify_all()
-            # A running call may never end: join only idle threads.
+            # A running job may never end: join only idle threads.
             leaving = list(self._threads) if rest else []
         for worker in idle:
             worker.put(None)
@@ -363,18 +473,26 @@ class DeadlineExecutor:
             thread.join(remaining_s(deadline_s))
         return rest
 
-    def _abandon(self, job: _Job) -> bool:
-        """Count a call as abandoned, unless it is not under way."""
+    def _abandon_late(self, job: Job) -> bool:
+        """Abandon a job if its backend is late; return whether it was."""
+        # Blocks while its worker prepares memory or records what came of a batch.
+        with job.lock:
+            late = not job.ended and time.monotonic() >= job.until_s
+            if late:
+                self._abandon(job, overran=True)
+            return late
+
+    def _abandon(self, job: Job, *, overran: bool) -> None:
+        """Abandon a job that is under way; with its lock held."""
         with self._lock:
-            if job.finished or not job.started:
-                return False
-            job.quota.acquire()
-            job.finished = job.abandoned = True
+            # Plain steps: a signal between two calls finds all of them done, or none.
+            job.abandoned = True
+            self._overrun.taken += 1
             self._busy -= 1
             self._abandoned += 1
             self._changed.notify()
         self._moved()
-        return True
+        job.record_abandoned(overran=overran)
 
     def _is_rejecting(self, *, closes: bool) -> bool:
         return self._closed or (not closes and (self._closing or self.at_capacity))
@@ -391,49 +509,8 @@ class DeadlineExecutor:
         if self._is_rejecting(closes=closes) or self._busy >= self._at_once:
             raise CallRejected
 
-    def _run_here(
-        self,
-        job: _Job,
-        deadline_s: float,
-        settle: Callable[[], None],
-        thread: BackgroundThread,
-    ) -> RunResult:
-        """Run a call on the thread of its background task."""
-        if self.guard.forked:
-            return RunResult(error=CallRejected("this is a forked child"))
-
-        def settled() -> None:
-            try:
-                settle()
-            finally:
-                thread.on_abandoned()
-
-        job.deadline_s, job.settle, job.started = deadline_s, settled, True
-        try:
-            with self._lock:
-                self._admit(deadline_s, closes=False)
-                self._watch(job)
-                self._busy += 1
-                self._running += 1
-        except CallRejected as error:
-            return RunResult(error=error)
-        job.run()
-        with self._lock:
-            self._here.discard(job)
-            late, job.finished = job.finished, True
-            self._busy -= not late
-            last = [] if late else self._finish_one()
-        if not late:
-            self._run_final(last)
-            return RunResult(job.result, job.error)
-        self._end_late(job)
-        with self._lock:
-            last = self._finish_one()
-        self._run_final(last)
-        raise TaskAbandoned
-
-    def _watch(self, job: _Job) -> None:
-        """Have the deadline of a call watched; with the lock held."""
+    def _begin_watch(self, job: Job) -> None:
+        """Have the deadlines of a hosted job watched; with the lock held."""
         if self._watch_until_s == -math.inf:
             watcher = threading.Thread(
                 target=self._watch_deadlines, name=f"{self._name}-watch", daemon=True
@@ -444,38 +521,42 @@ class DeadlineExecutor:
                 raise CallRejected(str(error)) from error
             self._threads.add(watcher)
             self._watch_until_s = math.inf
-        self._here.add(job)
-        # A watcher that sleeps until an earlier time looks again then.
-        if job.deadline_s < self._watch_until_s:
-            self._watched.notify_all()
+        self._hosted.add(job)
+
+    def _watch(self, until_s: float) -> None:
+        """Wake the watcher if it sleeps beyond a time."""
+        if until_s < self._watch_until_s:
+            with self._lock:
+                self._watched.notify_all()
 
     def _watch_deadlines(self) -> None:
-        """Abandon the calls on other threads that pass their deadlines."""
+        """Abandon the hosted jobs whose backends pass their deadlines."""
         while True:
             with self._lock:
-                if self._closed and not self._here:
+                if self._closed and not self._hosted:
                     self._threads.discard(threading.current_thread())
                     return
                 now = time.monotonic()
-                late = [one for one in self._here if one.deadline_s <= now]
+                late = [job for job in self._hosted if job.until_s <= now]
                 if not late:
                     self._watch_until_s = min(
-                        (job.deadline_s for job in self._here), default=math.inf
+                        (job.until_s for job in self._hosted), default=math.inf
                     )
                     self._watched.wait(remaining_s(self._watch_until_s))
-                self._here.difference_update(late)
+                self._hosted.difference_update(late)
             # Popped: a list that waits for the next one would keep their memory.
             while late:
-                self._settle_late(late.pop())
+                self._settle(late.pop())
 
-    def _settle_late(self, job: _Job) -> None:
-        """Abandon a call and settle it, beside the deadlines of the others."""
-        if not self._abandon(job):
-            return
+    def _settle(self, job: Job) -> None:
+        """Abandon a late job beside the deadlines of the others."""
 
         def settle() -> None:
             try:
-                job.settle()
+                if not self._abandon_late(job) and job.executor is self:
+                    with self._lock:  # it came back in time, and goes on
+                        self._hosted.add(job)
+                        self._watched.notify_all()
             except Exception:
                 log.exception("%s: settling a late call failed", self._name)
 
@@ -486,7 +567,7 @@ class DeadlineExecutor:
         except RuntimeError:  # a limit of the system
             settle()
 
-    def _dispatch(self, job: _Job, deadline_s: float, *, closes: bool) -> None:
+    def _dispatch(self, job: Job, deadline_s: float, *, closes: bool) -> None:
         if self.guard.forked:
             raise CallRejected("this is a forked child")
         with self._lock:
@@ -496,17 +577,17 @@ class DeadlineExecutor:
             # the thread to giving it the job, so a signal finds both or neither.
             self._busy += 1
             self._running += 1
-            job.started = True
+            job.executor, job.quota = self, self._overrun
             worker.put(job)
 
-    def _idle_worker(self) -> SimpleQueue[_Job | None]:
+    def _idle_worker(self) -> SimpleQueue[Job | None]:
         """Return the inbox of an idle thread, or of a new one."""
         if self._idle:
             # The most recent worker: its memory is still in the caches.
             worker = self._idle[-1]
             del self._idle[-1]
             return worker
-        inbox: SimpleQueue[_Job | None] = SimpleQueue()
+        inbox: SimpleQueue[Job | None] = SimpleQueue()
         # A daemon, so that a call that never ends does not keep the process.
         thread = threading.Thread(
             target=self._work,
@@ -524,7 +605,7 @@ class DeadlineExecutor:
             raise
         return inbox
 
-    def _work(self, inbox: SimpleQueue[_Job | None]) -> None:
+    def _work(self, inbox: SimpleQueue[Job | None]) -> None:
         staying = True
         while staying:
             job = inbox.get()
@@ -536,33 +617,28 @@ class DeadlineExecutor:
         with self._lock:
             self._threads.discard(threading.current_thread())
 
-    def _ended(self, job: _Job, inbox: SimpleQueue[_Job | None]) -> bool:
-        """Finish a job; return whether its thread stays."""
-        with self._lock:
-            late, job.finished = job.finished, True
-            if not late:
-                self._busy -= 1
-                staying, last = self._return_worker(inbox)
-        if late:
+    def _ended(self, job: Job, inbox: SimpleQueue[Job | None]) -> bool:
+        """Count a job as ended; return whether its thread stays."""
+        waits = job.executor is self and not job.abandoned
+        if not waits:
             self._end_late(job)
-            with self._lock:
-                staying, last = self._return_worker(inbox)
-        else:
+        with self._lock:
+            self._busy -= waits
+            staying, last = self._return_worker(inbox)
+        if waits:
             job.done.release()
         self._run_final(last)
         return staying
 
-    def _end_late(self, job: _Job) -> None:
-        """Finish an abandoned call, but for counting it as running."""
-        # Run the owner's callback before this executor reports idle: a
-        # caller of `wait_idle` then finds the memory released.
-        self._run_on_late(job)
+    def _end_late(self, job: Job) -> None:
+        """Count an abandoned job or a task as ended, but not yet as run."""
+        assert job.quota is not None  # noqa: S101 - of each job that was counted
         with self._lock:
             self._abandoned -= 1
             job.quota.release()
         self._moved()
 
-    def _return_worker(self, inbox: SimpleQueue[_Job | None]) -> tuple[bool, Steps]:
+    def _return_worker(self, inbox: SimpleQueue[Job | None]) -> tuple[bool, Steps]:
         """Keep or end a thread, and count one job less; with the lock held."""
         staying = not self._closed and len(self._idle) < self._at_once
         if staying:
@@ -588,10 +664,10 @@ class DeadlineExecutor:
             with self._lock:
                 last = self._finish_one()
 
-    def _run_on_late(self, job: _Job) -> None:
-        if job.late is None:
+    def _run_late(self, late: OnLateEnd | None, result: object) -> None:
+        if late is None:
             return
         try:
-            job.late(job.result)
+            late(result)
         except Exception:
             log.exception("%s: the callback of a late call failed", self._name)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.manifest import Scope
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
+    from kvdock.resilience.executor import Job
     from kvdock.transfer.host_memory import HostBuffer
     from kvdock.transfer.modes import Transfer
     from kvdock.transfer.placement import Placement
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _OK = int(Outcome.OK)
 """A plain number: comparing an array with a member takes numpy microseconds."""
 _ABSENT = int(Outcome.ABSENT)
+_TIMEOUT = int(Outcome.TIMEOUT)
 
 
 @attrs.frozen(eq=False)
@@ -233,14 +235,16 @@ class AttachedPool:
         check_deadline(deadline_s)
         return deadline_s
 
-    def find(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
+    def find(
+        self, hashes: Sequence[str], deadline_s: float, job: Job | None = None
+    ) -> BoolArray:
         """Return which pages are stored with all their objects; trusts its input.
 
         The nearest backend is asked first, and each further one for the rest.
         """
         if self._chain is not None:
             return self._chain.find(hashes, deadline_s)
-        return self.placements[0].find(hashes, deadline_s)
+        return self.placements[0].find(hashes, deadline_s, job)
 
     def transfer(
         self,
@@ -249,6 +253,7 @@ class AttachedPool:
         pages: Int64Array,
         deadline_s: float,
         times: CallTimes | None = None,
+        job: Job | None = None,
     ) -> OutcomeArray:
         """Store or load pages in batches; uint8 (n,), an outcome for each.
 
@@ -259,16 +264,22 @@ class AttachedPool:
                 `NO_PAGE` is ABSENT.
             deadline_s: Until when, over all batches.
             times: For PUT: how long the pages are kept and served.
+            job: Where it is one of several pools of a call, or a background task; see
+                `BackendChannel.work`.
+
+        Raises:
+            Abandoned: If such a job was abandoned meanwhile.
         """
         oldest = self.channel.core.retention.max_age
         if oldest and times is None and operation is Operation.PUT:
             times = CallTimes(Retention.lasting(max_age_s=oldest))
-        near, call = self.placements[0], (hashes, pages, deadline_s, times)
         if self._chain is not None:
-            return self._transfer_in_turn(self._chain, operation, *call)
-        if self._is_one_batch(near, operation, pages):
-            return self._transfer_batch(near, operation, *call)
-        return self._transfer_batches(near, operation, *call)
+            return self._transfer_in_turn(
+                self._chain, operation, hashes, pages, deadline_s, times
+            )
+        return self.transfer_in(
+            self.placements[0], operation, hashes, pages, deadline_s, times, job
+        )
 
     def retain(
         self, hashes: Sequence[str], asked: Retention, deadline_s: float
@@ -318,6 +329,7 @@ class AttachedPool:
         deadline_s: float,
         asked: Retention,
         answered: Callable[[OutcomeArray], None],
+        job: Job | None = None,
     ) -> OutcomeArray:
         """Store pages with times, as `transfer`; trusts its input.
 
@@ -328,6 +340,7 @@ class AttachedPool:
             asked: How long they are kept and served. What would expire at once is
                 not stored.
             answered: Called with a `RetentionAnswer` for each page.
+            job: As for `transfer`.
         """
         if 0 < asked.expire_at <= time.time():
             answered(np.full(len(hashes), RetentionAnswer.ACCEPTED, np.uint8))
@@ -335,7 +348,7 @@ class AttachedPool:
             return near.give_up(Operation.PUT, hashes, *why)
         oldest = self.channel.core.retention.max_age
         times = CallTimes(asked.no_longer_than(oldest))
-        outcomes = self.transfer(Operation.PUT, hashes, pages, deadline_s, times)
+        outcomes = self.transfer(Operation.PUT, hashes, pages, deadline_s, times, job)
         answered(self.answers_of_put(hashes, pages, outcomes == _OK, times))
         return outcomes
 
@@ -392,8 +405,9 @@ class AttachedPool:
         times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store pages in the placement at a position, or load them from there."""
-        batches = (self.placements[at], operation, hashes, pages, deadline_s, times)
-        return self._transfer_batches(*batches)
+        return self.transfer_in(
+            self.placements[at], operation, hashes, pages, deadline_s, times
+        )
 
     def _deliver(
         self, pages: Int64Array, rows: Int64Array, deadline_s: float
@@ -413,7 +427,7 @@ class AttachedPool:
             lease.end()
         return np.where(free, np.uint8(_OK), np.uint8(Outcome.REFUSED))
 
-    def _transfer_batches(
+    def transfer_in(
         self,
         placement: Placement,
         operation: Operation,
@@ -421,44 +435,74 @@ class AttachedPool:
         pages: Int64Array,
         deadline_s: float,
         times: CallTimes | None = None,
+        job: Job | None = None,
     ) -> OutcomeArray:
-        """Store or load pages in the batches of a placement; see `transfer`."""
-        outcomes = np.full(len(hashes), _ABSENT, np.uint8)
+        """Store or load pages in the batches of one placement, in one job.
+
+        Arguments are those of `transfer`.
+        """
         chosen = np.flatnonzero(pages != NO_PAGE)
+        # What is not answered by the deadline is late.
+        outcomes = np.full(len(hashes), _TIMEOUT, np.uint8)
+        if len(chosen) < len(hashes):
+            outcomes[pages == NO_PAGE] = _ABSENT
         if operation is Operation.PUT and not self.writes:
             # Another rank stores these very bytes.
             outcomes[chosen] = _OK
             return outcomes
-        size = placement.batch_pages
-        if operation is Operation.GET and len(chosen) > size:
+        if operation is Operation.GET and len(chosen) > placement.batch_pages:
             chosen = self._once(pages, chosen, outcomes)
+        names = _at(hashes, chosen)
+        if not len(chosen):
+            return outcomes
+        if placement.rejects(operation, names):
+            outcomes[chosen] = Outcome.UNAVAILABLE
+            return outcomes
+        batches = _Batches(placement, operation, hashes, pages, times, chosen, outcomes)
+        ran = placement.channel.work(
+            lambda job: self._move_batches(job, batches, deadline_s), deadline_s, job
+        )
+        if ran.abandoned:
+            left = _at(hashes, batches.chosen[batches.begun :])
+            placement.give_up(operation, left, Outcome.TIMEOUT)
+        elif ran.error is not None:
+            outcome = placement.why_rejected(operation, len(chosen), ran.error)
+            outcomes[chosen] = placement.reject(operation, names, outcome)
+        return outcomes
+
+    def _move_batches(self, job: Job, batches: _Batches, deadline_s: float) -> None:
+        """Store or load the batches of a call, on the thread of its job."""
+        placement, operation, hashes = (
+            batches.placement, batches.operation, batches.hashes
+        )  # fmt: skip
+        chosen, size = batches.chosen, placement.batch_pages
         limit = LIMIT.get() if operation is Operation.GET else None
         for start in range(0, len(chosen), size):
+            part = chosen[start : start + size]
+            names = _at(hashes, part)
             if start and limit is not None:
                 if limit.reached(start / len(chosen)):
                     deadline_s = 0.0
                 elif placement.share >= 1:
                     deadline_s = limit.deadline_s
             if start and time.monotonic() >= deadline_s:
-                names = _at(hashes, chosen[start:])
-                why = (Outcome.TIMEOUT, "" if limit is None else "pays")
-                outcomes[chosen[start:]] = placement.give_up(operation, names, *why)
-                break
-            part = chosen[start : start + size]
-            batch = (_at(hashes, part), pages[part], deadline_s, times)
-            if operation is Operation.PUT and placement.deletes:
-                outcomes[part] = self._put_after_deletes(placement, *batch)
+                left = _at(hashes, chosen[start:])
+                why = "" if limit is None else "pays"
+                placement.give_up(operation, left, Outcome.TIMEOUT, why)
+                return
+            batches.begun = start + len(part)
+            if start and placement.rejects(operation, names):
+                batches.outcomes[part] = Outcome.UNAVAILABLE
+            elif operation is Operation.PUT and placement.deletes:
+                batches.outcomes[part] = self._put_after_deletes(
+                    job, placement, names, batches.pages[part], deadline_s,
+                    batches.times,
+                )  # fmt: skip
             else:
-                outcomes[part] = self._transfer_batch(placement, operation, *batch)
-        return outcomes
-
-    def _is_one_batch(
-        self, placement: Placement, operation: Operation, pages: Int64Array
-    ) -> bool:
-        """Return whether all positions have a page that can be moved at once."""
-        if not 0 < len(pages) <= placement.batch_pages or pages.min() < 0:
-            return False
-        return operation is Operation.GET or (self.writes and not placement.deletes)
+                batches.outcomes[part] = self._move_batch(
+                    job, placement, operation, names, batches.pages[part], deadline_s,
+                    batches.times,
+                )  # fmt: skip
 
     def _once(
         self, pages: Int64Array, chosen: Int64Array, outcomes: OutcomeArray
@@ -472,6 +516,7 @@ class AttachedPool:
 
     def _put_after_deletes(
         self,
+        job: Job,
         placement: Placement,
         hashes: Sequence[str],
         pages: Int64Array,
@@ -486,15 +531,18 @@ class AttachedPool:
                 ~deleting if not turn else deleting & ~placement.being_deleted(hashes)
             )
             if len(now):
-                batch = (_at(hashes, now), pages[now], deadline_s, times)
-                outcomes[now] = self._transfer_batch(placement, Operation.PUT, *batch)
+                outcomes[now] = self._move_batch(
+                    job, placement, Operation.PUT, _at(hashes, now), pages[now],
+                    deadline_s, times,
+                )  # fmt: skip
             if not turn and deleting.any():
                 mine = _at(hashes, np.flatnonzero(deleting))
                 placement.wait_deleted(mine, deadline_s)
         return outcomes
 
-    def _transfer_batch(
+    def _move_batch(
         self,
+        job: Job,
         placement: Placement,
         operation: Operation,
         hashes: Sequence[str],
@@ -502,13 +550,14 @@ class AttachedPool:
         deadline_s: float,
         times: CallTimes | None,
     ) -> OutcomeArray:
-        if placement.rejects(operation, hashes):
-            return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
+        """Store or load pages in one batch, or in two where a page is given twice."""
         if self.region.physical:
             lease = self.leases.take_all(pages)
             if lease is not None:
-                batch = (operation, hashes, pages, deadline_s, lease)
-                return placement.move(*batch, self.notify_held, times)
+                return placement.move(
+                    job, operation, hashes, pages, deadline_s, lease,
+                    self.notify_held, times,
+                )  # fmt: skip
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         rest = np.arange(len(hashes))
         while len(rest):
@@ -517,9 +566,10 @@ class AttachedPool:
             if not len(chosen):
                 placement.give_up(operation, _at(hashes, rest), Outcome.REFUSED)
                 break
-            names = _at(hashes, chosen)
-            batch = (operation, names, pages[chosen], deadline_s, lease)
-            outcomes[chosen] = placement.move(*batch, self.notify_held, times)
+            outcomes[chosen] = placement.move(
+                job, operation, _at(hashes, chosen), pages[chosen], deadline_s, lease,
+                self.notify_held, times,
+            )  # fmt: skip
             if operation is Operation.GET:
                 # A page that is given twice can hold only one of them.
                 break
@@ -544,6 +594,26 @@ class AttachedPool:
                     leased=self.leases.leased_pages,
                 )
             )
+
+
+@attrs.define(eq=False)
+class _Batches:
+    """What a call moves between a pool and one placement.
+
+    Args:
+        chosen: int64 (m,), the positions with a page that is moved.
+        outcomes: uint8 (n,), filled batch by batch.
+        begun: How many of the chosen ones are in batches that have begun.
+    """
+
+    placement: Placement
+    operation: Operation
+    hashes: Sequence[str]
+    pages: Int64Array
+    times: CallTimes | None
+    chosen: Int64Array
+    outcomes: OutcomeArray
+    begun: int = 0
 
 
 def _at(hashes: Sequence[str], positions: Int64Array) -> Sequence[str]:

@@ -29,11 +29,11 @@ from kvdock.hits import Hits, evaluate, leading
 from kvdock.keys import check_hashes, hashes_of_tenant
 from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
+from kvdock.resilience.executor import CallRejected
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.transfer.page_indices import resolve_page_indices
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
-from kvdock.transfer.together import OneThread
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
@@ -43,12 +43,19 @@ if TYPE_CHECKING:
     from kvdock.namespace import Namespace
     from kvdock.plugin.hookspecs import Finding
     from kvdock.pools.spec import PoolSpec
+    from kvdock.resilience.executor import Job
     from kvdock.routing.plan import Plan
     from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.leases import PageLeases
 
 
 _OK = int(Outcome.OK)
+
+
+def _late(pages: Int64Array) -> OutcomeArray:
+    """Return the outcomes of pages that were not moved by the deadline."""
+    codes = np.where(pages == NO_PAGE, Outcome.ABSENT, Outcome.TIMEOUT)
+    return codes.astype(np.uint8)
 
 
 @attrs.define(eq=False)
@@ -61,13 +68,8 @@ class Attachment(ClosedAfterUse):
     _close_peers: Callable[[float], bool] | None = attrs.field(
         init=False, default=None, repr=False
     )
-    _one_thread: OneThread = attrs.field(init=False, repr=False)
     pays: LoadPolicy = attrs.field(init=False, repr=False)
     """Decides for an engine how much of a prefix it loads."""
-
-    @_one_thread.default
-    def _thread(self) -> OneThread:
-        return OneThread(self.core.calls.max_concurrent_calls)
 
     @pays.default
     def _policy(self) -> LoadPolicy:
@@ -158,9 +160,7 @@ class Attachment(ClosedAfterUse):
         """
         deadline_s = self.core.deadlines.until("close", timeout_s)
         quiet = self._close_peers is None or self._close_peers(deadline_s)
-        self._one_thread.close()
-        ended = self._backends.close(deadline_s)
-        return self._one_thread.join(deadline_s) and ended and quiet
+        return self._backends.close(deadline_s) and quiet
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is running, abandoned ones and copies included."""
@@ -226,9 +226,17 @@ class Attachment(ClosedAfterUse):
         pools = self._prefix_pools()
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.EXISTS)
-        there = {
-            name: attached.find(hashes, deadline_s) for name, attached in pools.items()
-        }
+        there: dict[str, BoolArray] = {}
+
+        def find(name: str, job: Job | None) -> None:
+            there[name] = pools[name].find(hashes, deadline_s, job)
+
+        def give_up(name: str) -> None:
+            near = pools[name].nearest
+            late = near.reject(Operation.EXISTS, hashes, Outcome.TIMEOUT)
+            there[name] = late == _OK
+
+        self._in_turn(pools, list(pools), deadline_s, find, give_up)
         return evaluate(self._pools(pools), there, len(hashes))
 
     def put(
@@ -276,7 +284,7 @@ class Attachment(ClosedAfterUse):
         nbytes: dict[str, int] = {}
         good = np.ones(len(hashes), np.bool_)
 
-        def move(name: str, late: OutcomeArray | None = None) -> None:
+        def move(name: str, job: Job | None, late: OutcomeArray | None = None) -> None:
             nonlocal good
             attached, own = pools[name], where[name]
             pool = attached.pool
@@ -288,9 +296,13 @@ class Attachment(ClosedAfterUse):
                 one.retains for one in attached.placements
             ):
                 # What is there keeps its trailer, and with that its own time.
-                there = attached.find(hashes, deadline_s)
-            put = (Operation.PUT, hashes, wanted, deadline_s, times)
-            outcomes[name] = result = attached.transfer(*put) if late is None else late
+                there = attached.find(hashes, deadline_s, job)
+            result = late
+            if result is None:
+                result = attached.transfer(
+                    Operation.PUT, hashes, wanted, deadline_s, times, job
+                )
+            outcomes[name] = result
             stored = result == _OK
             if times is not None and timed:
                 mine = attached.answers_of_put(hashes, own, stored, times)
@@ -303,7 +315,10 @@ class Attachment(ClosedAfterUse):
                 good &= stored if pool.anchor else stored | (own == NO_PAGE)
 
         order = sorted(pools, key=lambda name: pools[name].pool.anchor)
-        self._in_turn(pools, order, where, move)
+        self._in_turn(
+            pools, order, deadline_s, move,
+            lambda name: move(name, None, _late(where[name])),
+        )  # fmt: skip
         retained = combined(answers, len(hashes)) if timed else None
         return TransferResult(leading(good), outcomes, nbytes, where, retained)
 
@@ -379,21 +394,27 @@ class Attachment(ClosedAfterUse):
         loaded: dict[str, BoolArray] = {}
         reach = len(hashes)
 
-        def move(name: str, late: OutcomeArray | None = None) -> None:
+        def move(name: str, job: Job | None, late: OutcomeArray | None = None) -> None:
             nonlocal reach
             wanted = where[name]
             if reach < len(hashes):
                 wanted = wanted.copy()
                 wanted[reach:] = NO_PAGE
-            get = (Operation.GET, hashes, wanted, deadline_s)
-            result = pools[name].transfer(*get) if late is None else late
+            result = late
+            if result is None:
+                result = pools[name].transfer(
+                    Operation.GET, hashes, wanted, deadline_s, job=job
+                )
             outcomes[name] = result
             loaded[name] = result == _OK
             if pools[name].pool.anchor:
                 reach = leading(loaded[name])
 
         order = sorted(pools, key=lambda name: not pools[name].pool.anchor)
-        self._in_turn(pools, order, where, move)
+        self._in_turn(
+            pools, order, deadline_s, move,
+            lambda name: move(name, None, _late(where[name])),
+        )  # fmt: skip
         hits = evaluate(self._pools(pools), loaded, len(hashes))
         self.notify_restored(loaded, hits.best)
         nbytes = {
@@ -406,19 +427,34 @@ class Attachment(ClosedAfterUse):
         self,
         pools: Mapping[str, AttachedPool],
         names: list[str],
-        where: Mapping[str, Int64Array],
-        move: Callable[..., None],
+        deadline_s: float,
+        move: Callable[[str, Job | None], None],
+        give_up: Callable[[str], None],
     ) -> None:
-        """Move the pools of a call: on one thread, where their backend is the same."""
-        every = {one.channel for it in pools.values() for one in it.placements}
-        if len(names) > 1 and len(every) == 1:
-            self._one_thread.run(names, move)
-            if names:  # the call of this one is abandoned
-                none = where[names[0]] == NO_PAGE
-                codes = np.where(none, Outcome.ABSENT, Outcome.TIMEOUT)
-                move(names.pop(0), codes.astype(np.uint8))
+        """Move the pools of a call: in one job, where their backend is the same.
+
+        Args:
+            pools: The attached pools.
+            names: Those to be moved, in order; emptied.
+            deadline_s: Of the call, on `time.monotonic()`'s clock.
+            move: Moves one of them.
+            give_up: Takes one that was not moved by the deadline.
+        """
+        channels = {one.channel for it in pools.values() for one in it.placements}
+        if len(names) > 1 and len(channels) == 1:
+
+            def work(job: Job) -> None:
+                while names:
+                    move(names[0], job)
+                    del names[0]
+
+            ran = channels.pop().work(work, deadline_s)
+            if ran.abandoned:
+                give_up(names.pop(0))
+            elif ran.error is not None and not isinstance(ran.error, CallRejected):
+                raise ran.error
         for name in names:
-            move(name)
+            move(name, None)
 
     def take_page_events(self) -> tuple[PageEvent, ...]:
         """Return which pages were stored, and which are gone, since the last call.

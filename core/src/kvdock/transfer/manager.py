@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvdock.arrays import OutcomeArray
+    from kvdock.resilience.executor import Job
     from kvdock.retention import Retention
     from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.attachment import Attachment
@@ -143,10 +144,15 @@ class TransferManager(ClosedAfterUse):
             told = partial(attached.placements[0].notify_pages, operation, names)
             future.on_rejected = partial(context.run, told, held_back="queue")
 
-        def work() -> OutcomeArray:
+        def work(job: Job) -> OutcomeArray:
             if times is not None:
-                return context.run(attached.store, names, own, deadline_s, *times)
-            return context.run(attached.transfer, operation, names, own, deadline_s)
+                asked, answered = times
+                return context.run(
+                    attached.store, names, own, deadline_s, asked, answered, job
+                )
+            return context.run(
+                attached.transfer, operation, names, own, deadline_s, None, job
+            )
 
         group = None
         if operation is Operation.GET:
@@ -166,12 +172,13 @@ class TransferManager(ClosedAfterUse):
         if LIMIT.get() is not None or attached.channel.observes_pages:
             return None
 
-        def together(loads: Sequence[Any]) -> OutcomeArray:
+        def together(job: Job, loads: Sequence[Any]) -> OutcomeArray:
             names = [name for one in loads for name in one.hashes]
             pages = np.concatenate([one.pages for one in loads])
             deadline_s = min(one.deadline_s for one in loads)
-            batch = (Operation.GET, names, pages, deadline_s)
-            return context.run(attached.transfer, *batch)
+            return context.run(
+                attached.transfer, Operation.GET, names, pages, deadline_s, None, job
+            )
 
         nbytes = len(future) * attached.page_bytes
         key = (attached.pool.name, TENANT.get())

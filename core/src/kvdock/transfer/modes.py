@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -21,13 +20,14 @@ import numpy as np
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
 from kvdock.events import TENANT
 from kvdock.plugin.manifest import Support
-from kvdock.resilience.executor import TaskAbandoned
+from kvdock.resilience.channel import MemoryUse
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
     from kvdock.batch import BatchResult
     from kvdock.geometry.region import Region
     from kvdock.resilience.channel import BackendChannel
+    from kvdock.resilience.executor import Job
     from kvdock.retention import CallTimes
     from kvdock.transfer.integrity import TrailerBuffers
     from kvdock.transfer.leases import Lease
@@ -50,10 +50,8 @@ class BatchTransfer:
         pages: int64 (n,), page indices in the engine's memory.
         deadline_s: Until when, on `time.monotonic()`'s clock.
         lease: The pages' lease; ended by the mode.
-        on_late: Called after the end of an abandoned call has ended it.
-        record: Records the outcomes, uint8 (n * objects,), of a batch that a
-            background task will not come back to; None if the task goes on after
-            this batch, with another placement.
+        record_abandoned: Records that its call was abandoned: the worker that has it
+            does not come back to it.
         times: How long the pages are kept and served; None where nothing is asked.
         retention: What the backend declares: whether it takes these times itself.
     """
@@ -64,10 +62,7 @@ class BatchTransfer:
     pages: Int64Array = attrs.field(repr=False)
     deadline_s: float
     lease: Lease
-    on_late: Callable[[], None] = attrs.field(repr=False)
-    record: Callable[[BatchTransfer, OutcomeArray], object] | None = attrs.field(
-        repr=False
-    )
+    record_abandoned: Callable[[BatchTransfer], None] = attrs.field(repr=False)
     times: CallTimes | None = attrs.field(default=None, repr=False)
     retention: Support = Support.NO
 
@@ -99,26 +94,10 @@ class BatchTransfer:
             expire_at = trailers.expiries(pages)
         self.times.note(result.kept if self.timed else None, expire_at)
 
-    def settling(self, release: Callable[[], None]) -> Callable[[], None] | None:
-        """Return what ends an abandoned batch of a background task, if it may end."""
-        record = self.record
-        if record is None:
-            return None
-
-        context = copy_context()  # another thread settles it, for the same request
-
-        def settle() -> None:
-            try:
-                release()
-            finally:
-                context.run(record, self, self.all(Outcome.TIMEOUT))
-
-        return settle
-
-    def finish_late(self) -> None:
-        """Release the pages at the end of an abandoned call."""
+    def abandon(self) -> None:
+        """End the lease of an abandoned call that cannot touch the pages; record it."""
         self.lease.end()
-        self.on_late()
+        self.record_abandoned(self)
 
     def batch(
         self, addresses: Int64Array, sizes: Int64Array, gate: MemoryGate | None = None
@@ -156,9 +135,17 @@ class Transfer(Protocol):
         """Return whether objects have trailers of the core."""
 
     def execute(
-        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+        self,
+        job: Job,
+        channel: BackendChannel,
+        handle: object,
+        transfer: BatchTransfer,
     ) -> OutcomeArray:
-        """Move a batch; uint8 (n * objects,), verified."""
+        """Move a batch on the thread of a job; uint8 (n * objects,), verified.
+
+        Raises:
+            Abandoned: At the end of a call that was abandoned.
+        """
 
 
 @attrs.frozen(eq=False)
@@ -169,18 +156,22 @@ class MarkerTransfer:
     verifies: bool = False
 
     def execute(
-        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+        self,
+        job: Job,
+        channel: BackendChannel,
+        handle: object,
+        transfer: BatchTransfer,
     ) -> OutcomeArray:
         """Store or look for the keys."""
         nothing = np.zeros((len(transfer.keys), 0), np.int64)
-        answer = channel.call(
-            handle,
-            transfer.batch(nothing, nothing),
-            settle=transfer.settling(transfer.lease.end),
-        )
-        transfer.lease.end()
-        transfer.note_times(answer.result)
-        return answer.result.outcomes
+        use = MemoryUse(transfer.lease.end, transfer.abandon)
+        try:
+            batch = transfer.batch(nothing, nothing)
+            result = channel.io(job, handle, batch, use)
+            transfer.note_times(result)
+        finally:
+            use.end()
+        return result.outcomes
 
 
 @attrs.frozen(eq=False)
@@ -206,70 +197,53 @@ class ZeroCopyTransfer:
         return self.trailers is not None
 
     def execute(
-        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+        self,
+        job: Job,
+        channel: BackendChannel,
+        handle: object,
+        transfer: BatchTransfer,
     ) -> OutcomeArray:
         """Move pages with their trailers, if they have any."""
-        if self.trailers is not None and not self.trailers.loan.acquire():
+        trailers = self.trailers
+        if trailers is not None and not trailers.loan.acquire():
             transfer.lease.end()
             return transfer.all(Outcome.UNAVAILABLE)
-        try:
-            if self.trailers is not None:
-                if transfer.operation is Operation.PUT:
-                    ends = transfer.trailer_expiry
-                    self.trailers.write(transfer.keys, transfer.pages, ends)
-                else:
-                    self.trailers.clear(transfer.pages)
-            gate = MemoryGate() if self.gated else None
-            batch = transfer.batch(*self.region.locate(transfer.pages), gate)
-        except BaseException:  # hashing takes long enough to be interrupted
-            self._end(transfer)
-            raise
-        try:
-            answer = channel.call(
-                handle,
-                batch,
-                late=lambda: self._finish_late(transfer),
-                settle=transfer.settling(lambda: _close(gate, channel, transfer)),
-            )
-        except TaskAbandoned:  # and settled
-            raise
-        except BaseException:  # a signal: the call goes on without its caller
-            _close(gate, channel, transfer)
-            raise
-        outcomes = answer.result.outcomes
-        if answer.abandoned:
-            if answer.result.hold is None:
+        gate = MemoryGate() if self.gated else None
+
+        def end() -> None:
+            transfer.lease.end()
+            if trailers is not None:
+                trailers.loan.release()
+
+        def abandon() -> None:
+            if gate is not None:
                 _close(gate, channel, transfer)
-            return _unproven(transfer.operation, outcomes)
+            transfer.record_abandoned(transfer)
+
+        use = MemoryUse(end, abandon)
         try:
-            if self.trailers is not None and transfer.operation is Operation.GET:
+            if trailers is not None and transfer.operation is Operation.PUT:
+                ends = transfer.trailer_expiry
+                trailers.write(transfer.keys, transfer.pages, ends)
+            elif trailers is not None:
+                trailers.clear(transfer.pages)
+            batch = transfer.batch(*self.region.locate(transfer.pages), gate)
+            result = channel.io(job, handle, batch, use)
+            outcomes = result.outcomes
+            if use.held:
+                return _unproven(transfer.operation, outcomes)
+            if trailers is not None and transfer.operation is Operation.GET:
                 pages, answered = transfer.pages, outcomes
-                outcomes = self.trailers.verify(transfer.keys, pages, answered)
+                outcomes = trailers.verify(transfer.keys, pages, answered)
                 _drop_expired(channel, handle, transfer, answered, outcomes)
-            transfer.note_times(answer.result, self.trailers, transfer.pages)
+            transfer.note_times(result, trailers, transfer.pages)
         finally:
-            self._end(transfer)
+            use.end()
         return outcomes
 
-    def _end(self, transfer: BatchTransfer) -> None:
-        transfer.lease.end()
-        self._release_trailers()
 
-    def _finish_late(self, transfer: BatchTransfer) -> None:
-        transfer.finish_late()
-        self._release_trailers()
-
-    def _release_trailers(self) -> None:
-        if self.trailers is not None:
-            self.trailers.loan.release()
-
-
-def _close(
-    gate: MemoryGate | None, channel: BackendChannel, transfer: BatchTransfer
-) -> None:
+def _close(gate: MemoryGate, channel: BackendChannel, transfer: BatchTransfer) -> None:
     """End the lease of an abandoned call, once it cannot touch the pages."""
-    if gate is None:
-        return
     if gate.close(time.monotonic() + GATE_CLOSE_S):
         transfer.lease.end()
     else:
@@ -352,50 +326,53 @@ class StagedTransfer:
         return self.staging.trailers is not None
 
     def execute(
-        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+        self,
+        job: Job,
+        channel: BackendChannel,
+        handle: object,
+        transfer: BatchTransfer,
     ) -> OutcomeArray:
         """Copy out and store, or load, verify and copy in."""
         try:
-            return self._execute(channel, handle, transfer)
+            buffer = self.staging.acquire(transfer.deadline_s)
+            if buffer is not None:
+                return self._through(buffer, job, channel, handle, transfer)
         finally:
             transfer.lease.end()
-
-    def _execute(
-        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
-    ) -> OutcomeArray:
-        buffer = self.staging.acquire(transfer.deadline_s)
-        if buffer is None and self.staging.exhausted:
+        if self.staging.exhausted:
             channel.log_staging_exhausted(transfer.pool)
             return transfer.all(Outcome.UNAVAILABLE)
-        if buffer is None:
-            return transfer.all(Outcome.TIMEOUT)
-        numbers = buffer.numbers(len(transfer.pages))
+        return transfer.all(Outcome.TIMEOUT)
+
+    def _through(
+        self,
+        buffer: StagingBuffer,
+        job: Job,
+        channel: BackendChannel,
+        handle: object,
+        transfer: BatchTransfer,
+    ) -> OutcomeArray:
+        def abandon() -> None:
+            self.staging.mark_abandoned(buffer)
+            transfer.abandon()
+
+        use = MemoryUse(buffer.release, abandon)
         try:
+            numbers = buffer.numbers(len(transfer.pages))
             self._prepare(buffer, numbers, transfer)
             batch = transfer.batch(*self.region.locate(numbers))
-        except BaseException:  # copying takes long as well
-            buffer.release()
-            raise
-
-        def release() -> None:
-            self.staging.mark_abandoned(buffer)
-            transfer.lease.end()
-
-        answer = channel.call(
-            handle, batch, late=buffer.release, settle=transfer.settling(release)
-        )
-        outcomes = answer.result.outcomes
-        if answer.abandoned:
-            self.staging.mark_abandoned(buffer)
-            return _unproven(transfer.operation, outcomes)
-        try:
+            result = channel.io(job, handle, batch, use)
+            outcomes = result.outcomes
+            if use.held:
+                self.staging.mark_abandoned(buffer)
+                return _unproven(transfer.operation, outcomes)
             if transfer.operation is Operation.GET:
                 answered = outcomes
                 outcomes = self._unload(buffer, numbers, transfer, answered)
                 _drop_expired(channel, handle, transfer, answered, outcomes)
-            transfer.note_times(answer.result, self.staging.trailers, numbers)
+            transfer.note_times(result, self.staging.trailers, numbers)
         finally:
-            buffer.release()
+            use.end()
         return outcomes
 
     def _prepare(
@@ -458,9 +435,13 @@ class StagedLoads:
         return self.stores.verifies
 
     def execute(
-        self, channel: BackendChannel, handle: object, transfer: BatchTransfer
+        self,
+        job: Job,
+        channel: BackendChannel,
+        handle: object,
+        transfer: BatchTransfer,
     ) -> OutcomeArray:
         """Load or store by the mode of the operation."""
         loading = transfer.operation is Operation.GET
         mode = self.loads if loading else self.stores
-        return mode.execute(channel, handle, transfer)
+        return mode.execute(job, channel, handle, transfer)

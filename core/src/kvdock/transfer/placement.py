@@ -21,8 +21,9 @@ from kvdock.events import BatchEnded, PagesAnswered
 from kvdock.keys import build_keys
 from kvdock.plugin.manifest import Scope, Support
 from kvdock.pools.objects import slice_name
+from kvdock.resilience.executor import Abandoned
 from kvdock.retention import RetentionAnswer
-from kvdock.transfer.leases import PageLeases
+from kvdock.transfer.leases import Lease, PageLeases
 from kvdock.transfer.modes import BatchTransfer, Transfer
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     from kvdock.geometry.region import Region
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
+    from kvdock.resilience.executor import Job
     from kvdock.retention import CallTimes, Retention
     from kvdock.transfer.health_check import HealthCheck
-    from kvdock.transfer.leases import Lease
     from kvdock.transfer.page_events import PageEvents
 
 _OK = int(Outcome.OK)
@@ -136,33 +137,43 @@ class Placement:
         now_s = time.monotonic()
         return now_s + max(0.0, deadline_s - now_s) * self.share
 
-    def find(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
-        """Return which pages are stored with all their objects; trusts its input."""
+    def find(
+        self, hashes: Sequence[str], deadline_s: float, job: Job | None = None
+    ) -> BoolArray:
+        """Return which pages are stored with all their objects; trusts its input.
+
+        Args:
+            hashes: Page hashes.
+            deadline_s: Until when, on `time.monotonic()`'s clock.
+            job: See `BackendChannel.work`.
+        """
         if self.rejects(Operation.EXISTS, hashes):
             return np.zeros(len(hashes), np.bool_)
         keys = self.keys(hashes)
         known = self.channel.negative_cache.lookup(keys)
         if known is None and 0 < len(keys) <= self.batch_keys:
-            outcomes = self._find_keys(keys, deadline_s)
+            outcomes = self._find_keys(keys, deadline_s, job)
         else:
             outcomes = np.full(len(keys), _ABSENT, np.uint8)
             asked = np.arange(len(keys)) if known is None else np.flatnonzero(~known)
             for start in range(0, len(asked), self.batch_keys):
                 part = asked[start : start + self.batch_keys]
                 names = [keys[at] for at in part.tolist()]
-                outcomes[part] = self._find_keys(names, deadline_s)
+                outcomes[part] = self._find_keys(names, deadline_s, job)
         pages = _by_page(outcomes, len(self.suffixes))
         if self.channel.observes_pages:
             self.notify_pages(Operation.EXISTS, hashes, pages)
         return cast("BoolArray", pages == _OK)
 
-    def _find_keys(self, keys: Sequence[str], deadline_s: float) -> OutcomeArray:
+    def _find_keys(
+        self, keys: Sequence[str], deadline_s: float, job: Job | None
+    ) -> OutcomeArray:
         """Look up keys in one batch; uint8 (n,)."""
         began = time.monotonic()
         batch = Batch(
             Operation.EXISTS, keys, deadline_s=deadline_s, pool=self.pool.name
         )
-        found = self.channel.call(self.handle, batch).result.outcomes
+        found = self.channel.call(self.handle, batch, job=job).result.outcomes
         if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
             self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
         self._notify(Operation.EXISTS, found, 0, began)
@@ -172,9 +183,22 @@ class Placement:
         """Return whether a call would be rejected, before preparing one."""
         if not self.channel.rejects(operation):
             return False
-        self.give_up(operation, hashes, Outcome.UNAVAILABLE, "breaker")
-        self._notify_rejected(operation, len(hashes))
+        self.reject(operation, hashes, Outcome.UNAVAILABLE, "breaker")
         return True
+
+    def reject(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        outcome: Outcome,
+        held_back: str = "",
+    ) -> OutcomeArray:
+        """Return and tell the outcome of a call that is not made."""
+        if self.channel.observed and self.counted:
+            keys = len(hashes) * len(self.suffixes)
+            codes = np.full(keys, outcome, np.uint8)
+            self._notify(operation, codes, 0, time.monotonic())
+        return self.give_up(operation, hashes, outcome, held_back)
 
     def give_up(
         self,
@@ -189,8 +213,9 @@ class Placement:
             self.notify_pages(operation, hashes, outcomes, held_back)
         return outcomes
 
-    def move(  # noqa: PLR0913, PLR0917 - one batch and all that belongs to it
+    def move(
         self,
+        job: Job,
         operation: Operation,
         hashes: Sequence[str],
         pages: Int64Array,
@@ -202,35 +227,42 @@ class Placement:
         """Store or load leased pages in one batch; uint8 (n,), one for each page.
 
         Args:
+            job: On whose thread this is.
             operation: PUT or GET.
             hashes: The n page hashes, `batch_pages` at most.
             pages: int64 (n,), their page indices, each once.
             deadline_s: Until when, on `time.monotonic()`'s clock.
-            lease: The pages' lease; it is ended here, or when an abandoned call
-                ends.
+            lease: The pages' lease; it is ended here, or when a backend ends its hold.
             on_late: Called when the number of leased pages may have changed: a
                 call was abandoned, or such a call has ended.
             times: How long the pages are kept and served.
+
+        Raises:
+            Abandoned: At the end of a call that was abandoned.
         """
         began = time.monotonic()
         if times is not None and times.asked.expire_at and not self.expires:
             lease.end()
             return self.give_up(operation, hashes, Outcome.REFUSED)
 
-        def record(transfer: BatchTransfer, codes: OutcomeArray) -> None:
-            self._recorded(transfer, hashes, codes, began)
+        def record_abandoned(transfer: BatchTransfer) -> None:
+            late = transfer.all(Outcome.TIMEOUT)
+            self._recorded(transfer, hashes, late, began)
             on_late()
 
         try:
             transfer = BatchTransfer(
                 operation, self.pool.name, self.keys(hashes), pages, deadline_s,
-                lease, on_late, record if self.alone else None,
-                times, self.retention,
+                lease, record_abandoned, times, self.retention,
             )  # fmt: skip
-        except BaseException:  # an interrupt: no later step ends the lease
+        except Exception:  # no later step ends the lease
             lease.end()
             raise
-        codes = self.mode.execute(self.channel, self.handle, transfer)
+        try:
+            codes = self.mode.execute(job, self.channel, self.handle, transfer)
+        except Abandoned:
+            on_late()
+            raise
         if times is not None:
             times.settle(hashes)
         outcomes = self._recorded(transfer, hashes, codes, began)
@@ -248,8 +280,27 @@ class Placement:
     ) -> OutcomeArray:
         """Store or load rows of the core's memory in one batch; as `move`."""
         # A staged call that is abandoned has a buffer of its own, and no row.
-        lease = PageLeases(0).take(rows[:0])[1]
-        return self.move(operation, hashes, rows, deadline_s, lease, _nothing, times)
+        lease = Lease(PageLeases(0), rows[:0])
+
+        def work(job: Job) -> OutcomeArray:
+            return self.move(
+                job, operation, hashes, rows, deadline_s, lease, _nothing, times
+            )
+
+        ran = self.channel.work(work, deadline_s)
+        if ran.abandoned:
+            return np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
+        if ran.error is not None:
+            outcome = self.why_rejected(operation, len(hashes), ran.error)
+            return self.reject(operation, hashes, outcome)
+        return cast("OutcomeArray", ran.value)
+
+    def why_rejected(
+        self, operation: Operation, pages: int, error: Exception
+    ) -> Outcome:
+        """Return the outcome of a call that the channel has not started."""
+        keys = pages * len(self.suffixes)
+        return self.channel.rejected(operation, self.pool.name, keys, error)
 
     @property
     def life(self) -> int:
@@ -447,12 +498,6 @@ class Placement:
             expire_at=expire_at,
         )
         self.channel.notify_pages(event)
-
-    def _notify_rejected(self, operation: Operation, pages: int) -> None:
-        if self.channel.observed and self.counted:
-            keys = pages * len(self.suffixes)
-            codes = np.full(keys, Outcome.UNAVAILABLE, np.uint8)
-            self._notify(operation, codes, 0, time.monotonic())
 
     def _notify(
         self, operation: Operation, codes: OutcomeArray, nbytes: int, began: float

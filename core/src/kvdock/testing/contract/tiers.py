@@ -74,10 +74,12 @@ class TieredTrial(TrialEngine):
         """Return how many pages a tier has, right, asked without the others."""
         places, found = self.blank(len(pages)), []
         for place, page in zip(places, pages, strict=True):
-            _, lease = self.pool.leases.take(np.array([place]))
             until_s = time.monotonic() + self.scale.seconds(PATIENCE_S)
-            get = (Operation.GET, [page], np.array([place]), until_s, lease)
-            found.append(tier.move(*get, lambda: None))
+            found.append(
+                self.pool.transfer_in(
+                    tier, Operation.GET, [page], np.array([place]), until_s
+                )
+            )
         outcomes = cast("OutcomeArray", np.concatenate(found))
         self.compare(pages, places, outcomes)
         return int(np.count_nonzero(outcomes == Outcome.OK))

@@ -1,4 +1,4 @@
-"""The pools of one call: one thread moves them, in turn."""
+"""The pools of one call are moved in turn, in one job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from shelf import (
     indexer,
     patient,
     states,
-    until,
 )
 from stalls import timed
 
 from kvdock.batch import Batch, Outcome
-from kvdock.resilience.executor import BackgroundThread
-from kvdock.transfer import together
-from kvdock.transfer.together import OneThread
+from kvdock.transfer.placement import Placement
 
 POOLS = (attention(), indexer(), draft(), states())
 
@@ -46,21 +43,11 @@ def test_the_pools_of_a_call_are_moved_on_one_thread_in_their_order() -> None:
             pools, threads = zip(*seen, strict=True)
             assert sorted(pools) == sorted(one.name for one in POOLS)
             assert pools[-1 if last else 0] == "kv"
-            assert {*threads} == {"kvdock-pools-0"}
-
-
-def threads_for_pools() -> set[threading.Thread]:
-    """Return those of all attachments: another test may have left some open."""
-    return {one for one in threading.enumerate() if "kvdock-pools" in one.name}
-
-
-def test_one_pool_needs_no_thread_but_that_of_its_backend() -> None:
-    others = threads_for_pools()
-    engine = Engine(pools=[attention()], core=patient())
-    with engine.attachment as cache:
-        engine.fill(hashes(1), [0])
-        assert cache.put(hashes(1), engine.where([0])).pages == 1
-        assert threads_for_pools() <= others
+            assert {*threads} == {"kvdock-shelf-0"}
+        seen.clear()
+        assert cache.exists(names).best == 3
+        assert {thread for _, thread in seen} == {"kvdock-shelf-0"}
+        assert cache["kv"].channel.threads == 1
 
 
 def test_a_late_pool_ends_the_call_in_time_and_later_ones_are_not_begun() -> None:
@@ -96,11 +83,9 @@ class Alarm(BaseException):
     """What a host's handler of signals may raise."""
 
 
-def test_after_an_interrupt_no_further_pool_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_after_an_interrupt_no_further_pool_begins() -> None:
     engine = Engine(pools=list(POOLS), core=patient())
-    go_on, start = threading.Event(), together._Turn.start
+    go_on = threading.Event()
 
     def interrupt(_: Batch) -> None:
         os.kill(os.getpid(), signal.SIGALRM)
@@ -109,12 +94,6 @@ def test_after_an_interrupt_no_further_pool_begins(
     def ring(*_: object) -> None:
         raise Alarm
 
-    def started(turn: together._Turn) -> bool:
-        if turn.stopped:  # the caller has been interrupted, and is about to wait
-            go_on.set()
-        return start(turn)
-
-    monkeypatch.setattr(together._Turn, "start", started)
     before = signal.signal(signal.SIGALRM, ring)
     try:
         with engine.attachment as cache:
@@ -123,65 +102,30 @@ def test_after_an_interrupt_no_further_pool_begins(
             engine.fill(names, range(2))
             with pytest.raises(Alarm):
                 cache.put(names, engine.where(range(2)))
-            assert go_on.is_set()
+            under_way = engine.shelf.calls[0].pool
+            assert cache.leases(under_way).leased_pages == 2
+            assert cache["kv"].channel.abandoned_calls == 1
+            go_on.set()
+            assert cache.wait_idle(60)
             assert len(engine.shelf.calls) == 1
             assert not any(cache.leases(one.name).leased_pages for one in POOLS)
             engine.shelf.trouble = None
             assert cache.put(names, engine.where(range(2))).pages == 2
+            assert set(cache.breakers()["shelf"].values()) == {"closed"}
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_an_error_of_a_pool_is_the_callers() -> None:
-    one = OneThread(1)
+def test_a_defect_in_a_pool_of_a_call_is_raised_in_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(pools=list(POOLS), core=patient())
 
-    def fail(_: str) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("wrong")
 
-    with pytest.raises(ValueError, match="wrong"):
-        one.run(["kv"], fail)
-    one.close()
-    assert one.join(float("inf"))
-
-
-def test_a_call_of_a_background_task_or_of_a_closed_one_runs_where_it_is() -> None:
-    one, where = OneThread(1), list[int]()
-
-    def note(_: str) -> None:
-        where.append(threading.get_ident())
-
-    task = BackgroundThread(target=lambda: one.run(["kv"], note))
-    task.start()
-    task.join()
-    one.close()
-    one.run(["kv"], note)
-    assert where == [task.ident, threading.get_ident()]
-
-
-def test_a_call_that_finds_all_threads_in_use_runs_on_its_own() -> None:
-    one, go_on, begun = OneThread(1), threading.Event(), threading.Event()
-
-    def hang(_: str) -> None:
-        begun.set()
-        go_on.wait(60)
-
-    other = threading.Thread(target=lambda: one.run(["kv"], hang))
-    other.start()
-    assert begun.wait(60)
-    found: list[int] = []
-    one.run(["kv"], lambda _: found.append(threading.get_ident()))
-    assert found == [threading.get_ident()]
-    go_on.set()
-    other.join(60)
-    one.close()
-    assert one.join(float("inf"))
-
-
-def test_closing_leaves_no_thread() -> None:
-    others = threads_for_pools()
-    engine = Engine(pools=list(POOLS), core=patient())
     with engine.attachment as cache:
-        engine.fill(hashes(1), [0])
-        cache.put(hashes(1), engine.where([0]))
-        assert threads_for_pools() - others
-    assert until(lambda: threads_for_pools() <= others)
+        monkeypatch.setattr(Placement, "move", fail)
+        with pytest.raises(ValueError, match="wrong"):
+            cache.get(hashes(1), engine.where([0]))
+        assert cache.wait_idle(60)
