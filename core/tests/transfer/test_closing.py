@@ -48,7 +48,7 @@ def test_no_call_begins_once_a_pool_is_being_released() -> None:
         until(lambda: channel._closing)
         return run(*arguments)
 
-    channel.io = hesitates  # type: ignore[method-assign]  # a slow thread
+    channel.io = hesitates  # type: ignore[method-assign, assignment]  # a slow thread
     calls: list[Batch] = []
     shelf.trouble = calls.append
     moved: list[TransferResult] = []
