@@ -75,7 +75,7 @@ _OK = int(Outcome.OK)
 
 def _matrix(value: npt.ArrayLike) -> Int64Array:
     if type(value) is np.ndarray and value.dtype == np.int64:
-        return cast("Int64Array", value)
+        return value
     return np.asarray(value, np.int64)
 
 
@@ -383,11 +383,11 @@ def validate_result(batch: Batch, result: object) -> BatchResult:
         )
     codes = result.outcomes
     # Nearly every answer is in order: look before building new arrays.
-    if np.count_nonzero(codes) and np.count_nonzero(codes > _LAST):
+    if codes.any() and (codes > _LAST).any():
         codes = np.where(codes > _LAST, np.uint8(Outcome.ERROR), codes)
     if batch.operation is Operation.GET:
         wanted = batch.object_bytes
-        if np.count_nonzero(result.nbytes != wanted):
+        if (result.nbytes != wanted).any():
             short, long = result.nbytes < wanted, result.nbytes > wanted
             ok = codes == _OK
             codes = np.where(ok & short, np.uint8(Outcome.SHORT), codes)

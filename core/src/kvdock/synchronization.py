@@ -90,10 +90,6 @@ class SharedTime:
         self._shared_s = 0.0
         self._at_s = clock()
 
-    def begin(self) -> float:
-        """Note that a call begins; return the shared time."""
-        return self.advance(1)[0]
-
     def advance(self, running: int) -> tuple[float, float]:
         """Change the number of calls; return the shared time and the clock's."""
         with self._lock:

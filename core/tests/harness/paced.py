@@ -164,7 +164,7 @@ class StandIn:
             count = min(self.batch_pages, pages - done)
             nbytes = count * self.page_bytes
             took = self.store.seconds(nbytes, self.random)
-            began = self.meter.time.begin()
+            began = self.meter.time.advance(1)[0]
             if self.clock.now_s + took > deadline_s:
                 self.late.append((self.clock.now_s + took, began, nbytes))
                 self.pass_time(deadline_s - self.clock.now_s)

@@ -59,7 +59,7 @@ def test_calls_at_once_are_charged_their_share() -> None:
     meter = LoadMeter(clock)
     for _ in range(5):
         # A store that gives both calls half of its time.
-        began = [meter.time.begin(), meter.time.begin()]
+        began = [meter.time.advance(1)[0], meter.time.advance(1)[0]]
         clock.now_s += 0.2
         for one in began:
             meter.end(one, "kv", 8 * MB)
@@ -70,7 +70,7 @@ def test_a_call_that_nobody_waits_for_is_measured_when_it_ends() -> None:
     clock = Clock()
     meter = LoadMeter(clock)
     for _ in range(4):
-        began = meter.time.begin()
+        began = meter.time.advance(1)[0]
         clock.now_s += 0.1
         meter.abandon(began, "kv", 8 * MB)
         clock.now_s += 1.9
@@ -82,7 +82,7 @@ def test_a_call_that_hangs_counts_with_the_time_that_it_took() -> None:
     clock = Clock()
     meter = LoadMeter(clock)
     for _ in range(3):
-        began = meter.time.begin()
+        began = meter.time.advance(1)[0]
         clock.now_s += 5.0
         meter.abandon(began, "kv", 8 * MB)
     assert seconds(meter.curve("kv"), 8 * MB) == pytest.approx(5.0, rel=0.2)

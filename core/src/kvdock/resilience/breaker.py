@@ -41,6 +41,9 @@ class BreakerState(StrEnum):
 class CircuitBreaker:
     """The state of one operation of one backend.
 
+    Attributes:
+        state: The current state; only the breaker sets it.
+
     Args:
         moved: Called with each new state, without a lock held.
         jitter: A factor for each backoff, so that ranks that lost the same
@@ -59,7 +62,7 @@ class CircuitBreaker:
         self._clock = clock
         self._jitter = jitter
         self._lock = threading.Lock()
-        self._state = BreakerState.CLOSED
+        self.state = BreakerState.CLOSED
         self._failures = 0
         self._overruns = 0
         self._backoff_s = settings.backoff
@@ -67,34 +70,29 @@ class CircuitBreaker:
         self._retry_at = 0.0
         self._trying = False
 
-    @property
-    def state(self) -> BreakerState:
-        """The current state."""
-        return self._state
-
     def allows_call(self) -> bool:
         """Return whether a call may start; its end must then be recorded."""
         # Closed is the usual case and needs no lock.
-        if self._state is BreakerState.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return True
         with self._lock:
             return self._allows_now()
 
     def _allows_now(self) -> bool:
         # It may have closed since the first look.
-        trial = self._state is BreakerState.HALF_OPEN and not self._trying
+        trial = self.state is BreakerState.HALF_OPEN and not self._trying
         self._trying = self._trying or trial
-        return trial or self._state is BreakerState.CLOSED
+        return trial or self.state is BreakerState.CLOSED
 
     def probe_due(self) -> bool:
         """Return, once for each backoff, whether a probe is due."""
-        if self._state is BreakerState.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return False
         with self._lock:
             return self._probe_due()
 
     def _probe_due(self) -> bool:
-        due = self._state is BreakerState.OPEN and self._clock() >= self._retry_at
+        due = self.state is BreakerState.OPEN and self._clock() >= self._retry_at
         if due:
             # It may hang for ever, as may all that follow until one ends. The
             # longest backoff does not bound these: each costs a thread.
@@ -106,10 +104,10 @@ class CircuitBreaker:
         """Report how a probe ended, in time."""
         with self._lock:
             self._unanswered = 0
-            if self._state is not BreakerState.OPEN:
+            if self.state is not BreakerState.OPEN:
                 return
             if alive:
-                self._state = BreakerState.HALF_OPEN
+                self.state = BreakerState.HALF_OPEN
             else:
                 self._back_off()
         if alive:
@@ -117,7 +115,7 @@ class CircuitBreaker:
 
     def on_late_end(self) -> None:
         """Bring the next probe forward: a call that hung has ended."""
-        if self._state is BreakerState.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return
         with self._lock:
             retry_at = self._retry_at
@@ -127,7 +125,7 @@ class CircuitBreaker:
     def trip(self) -> None:
         """Open the breaker for a reason other than its own calls."""
         with self._lock:
-            opening = self._state is not BreakerState.OPEN
+            opening = self.state is not BreakerState.OPEN
             if opening:
                 self._open()
         if opening:
@@ -135,13 +133,13 @@ class CircuitBreaker:
 
     def record_success(self) -> None:
         """Report a call that was answered."""
-        if self._state is BreakerState.CLOSED and not (self._failures | self._overruns):
+        if self.state is BreakerState.CLOSED and not (self._failures | self._overruns):
             return
         with self._lock:
             self._failures = self._overruns = 0
-            closing = self._state is BreakerState.HALF_OPEN
+            closing = self.state is BreakerState.HALF_OPEN
             if closing:
-                self._state = BreakerState.CLOSED
+                self.state = BreakerState.CLOSED
                 self._trying = False
                 self._backoff_s = self._settings.backoff
         if closing:
@@ -152,8 +150,8 @@ class CircuitBreaker:
         with self._lock:
             self._failures += 1
             self._overruns += overran
-            opening = self._state is BreakerState.HALF_OPEN or (
-                self._state is BreakerState.CLOSED
+            opening = self.state is BreakerState.HALF_OPEN or (
+                self.state is BreakerState.CLOSED
                 and (
                     self._failures >= self._settings.failures
                     or self._overruns >= self._settings.abandoned_calls
@@ -166,13 +164,13 @@ class CircuitBreaker:
 
     def record_ignored(self) -> None:
         """Report a call that says nothing about the backend's health."""
-        if self._state is not BreakerState.CLOSED:
+        if self.state is not BreakerState.CLOSED:
             with self._lock:
                 self._trying = False
 
     def _open(self) -> None:
-        again = self._state is BreakerState.HALF_OPEN
-        self._state = BreakerState.OPEN
+        again = self.state is BreakerState.HALF_OPEN
+        self.state = BreakerState.OPEN
         self._failures = self._overruns = 0
         self._trying = False
         if again:

@@ -139,7 +139,7 @@ def _validated(batch: Batch, answer: object) -> BatchResult | Exception:
 
 def _loaded_bytes(answer: object) -> int:
     """Return the bytes of an answer of which every key is loaded; else 0."""
-    if not isinstance(answer, BatchResult) or np.count_nonzero(answer.outcomes):
+    if not isinstance(answer, BatchResult) or answer.outcomes.any():
         return 0
     return int(answer.nbytes.sum())
 
@@ -151,7 +151,13 @@ def _hold_of(answer: object) -> MemoryHold | None:
 
 
 class BackendChannel:
-    """All calls to one backend."""
+    """All calls to one backend.
+
+    Attributes:
+        listening: Whether there is any observer.
+        observed: Whether one wants to know what calls took and moved.
+        observes_pages: Whether one is told what became of each page.
+    """
 
     def __init__(
         self, backend: Backend, core: CoreSettings, origin: Origin | None = None
@@ -187,9 +193,11 @@ class BackendChannel:
             for listen, plugin in listening
             if getattr(plugin, "observes_pages", False)
         )
-        self._observed = any(
+        self.listening = bool(listening)
+        self.observed = any(
             getattr(plugin, "observes_calls", True) for _, plugin in listening
         )
+        self.observes_pages = bool(self._page_listeners)
         self._counting = threading.Lock()
         # Ended calls whose memory the backend still holds.
         self._held = 0
@@ -212,16 +220,6 @@ class BackendChannel:
             self._log,
             self.notify if self._listeners else None,
         )
-
-    @property
-    def observed(self) -> bool:
-        """Return whether any observer wants to know what calls took and moved."""
-        return self._observed
-
-    @property
-    def observes_pages(self) -> bool:
-        """Return whether any observer is told what became of each page."""
-        return bool(self._page_listeners)
 
     @property
     def abandoned_calls(self) -> int:
@@ -322,7 +320,7 @@ class BackendChannel:
             return True  # each more would keep pages from the engine
         breaker = self.breakers[operation]
         if breaker.state is not BreakerState.OPEN:
-            if not self._executor.at_capacity:
+            if not (self._executor.abandoned and self._executor.at_capacity):
                 return False
             # Only a probe can find out whether calls that hang will ever end.
             breaker.trip()
@@ -496,17 +494,20 @@ class BackendChannel:
             self.background.start_probe(batch.operation)
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
         loads = batch.operation is Operation.GET
-        began = self.loads.time.begin() if loads else 0.0
+        began = self.loads.time.advance(1)[0] if loads else 0.0
         # Its end is a decision, and says nothing about the backend.
         decided = loads and LIMIT.get() is not None
         grace_s = _GRACE_OF_LIMITS_S if decided else self.core.deadlines.grace
-        # What sends to a peer finds its own way.
-        straight = self._calls_stores and batch.remote is None
+        call: Callable[[], object] = partial(
+            self._batch_hook, handle=handle, batch=batch
+        )
+        if self._calls_stores and batch.remote is None:
+            # What sends to a peer finds its own way.
+            store = cast("PoolStore", handle)
+            call = partial(store.run, batch)
         try:
             answer = job.outside(
-                partial(cast("PoolStore", handle).run, batch)
-                if straight
-                else partial(self._batch_hook, handle=handle, batch=batch),
+                call,
                 batch.deadline_s + grace_s,
                 partial(self._record_overrun, breaker, batch, began, decided, use),
             )
@@ -593,7 +594,7 @@ class BackendChannel:
     ) -> None:
         """Record an answer that came in time as a success or a failure."""
         # The usual answer, all OK, takes no further look.
-        if not np.count_nonzero(result.outcomes):
+        if not result.outcomes.any():
             breaker.record_success()
             return
         lost = np.isin(result.outcomes, BACKEND_FAILURES)

@@ -241,6 +241,9 @@ class DeadlineExecutor:
         at_once: Jobs that callers wait for.
         overrun: Abandoned jobs at which further ones are rejected.
         moved: Called without the executor's lock whenever `abandoned` has changed.
+
+    Attributes:
+        abandoned: Abandoned jobs and background tasks that have not ended.
     """
 
     def __init__(
@@ -258,7 +261,7 @@ class DeadlineExecutor:
         self._threads: set[threading.Thread] = set()
         self._overrun = ConcurrencyQuota(overrun)
         self._busy = 0
-        self._abandoned = 0
+        self.abandoned = 0
         # Counted until all that follows a job has run as well.
         self._running = 0
         self._closing = False
@@ -269,11 +272,6 @@ class DeadlineExecutor:
         self._watched = QuietCondition(self._lock)
         self._watch_until_s = -math.inf
         self.guard = ProcessGuard()
-
-    @property
-    def abandoned(self) -> int:
-        """Abandoned jobs and background tasks that have not ended."""
-        return self._abandoned
 
     @property
     def at_capacity(self) -> bool:
@@ -410,7 +408,7 @@ class DeadlineExecutor:
             except BaseException:  # an interrupt
                 quota.release()
                 raise
-            self._abandoned += 1
+            self.abandoned += 1
             self._running += 1
             job.quota = quota
             worker.put(job)
@@ -489,7 +487,7 @@ class DeadlineExecutor:
             job.abandoned = True
             self._overrun.taken += 1
             self._busy -= 1
-            self._abandoned += 1
+            self.abandoned += 1
             self._changed.notify()
         self._moved()
         job.record_abandoned(overran=overran)
@@ -571,7 +569,8 @@ class DeadlineExecutor:
         if self.guard.forked:
             raise CallRejected("this is a forked child")
         with self._lock:
-            self._admit(deadline_s, closes=closes)
+            if self._overrun.taken or self._closing or self._busy >= self._at_once:
+                self._admit(deadline_s, closes=closes)
             worker = self._idle_worker()
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.
@@ -624,26 +623,24 @@ class DeadlineExecutor:
             self._end_late(job)
         with self._lock:
             self._busy -= waits
-            staying, last = self._return_worker(inbox)
+            # Keep the thread, or end it.
+            staying = not self._closed and len(self._idle) < self._at_once
+            if staying:
+                self._idle.append(inbox)
+            last = self._finish_one()
         if waits:
             job.done.release()
-        self._run_final(last)
+        if last:
+            self._run_final(last)
         return staying
 
     def _end_late(self, job: Job) -> None:
         """Count an abandoned job or a task as ended, but not yet as run."""
         assert job.quota is not None  # noqa: S101 - of each job that was counted
         with self._lock:
-            self._abandoned -= 1
+            self.abandoned -= 1
             job.quota.release()
         self._moved()
-
-    def _return_worker(self, inbox: SimpleQueue[Job | None]) -> tuple[bool, Steps]:
-        """Keep or end a thread, and count one job less; with the lock held."""
-        staying = not self._closed and len(self._idle) < self._at_once
-        if staying:
-            self._idle.append(inbox)
-        return staying, self._finish_one()
 
     def _finish_one(self) -> Steps:
         """Count one job less as running, or return last steps that come before that."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
@@ -65,6 +65,11 @@ class AttachedPool:
     _chain: Chain | None = attrs.field(default=None, repr=False)
     landing: HostBuffer | None = attrs.field(default=None, repr=False)
     _notifying: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
+    _max_age_s: float = attrs.field(init=False, repr=False)
+
+    @_max_age_s.default
+    def _of_settings(self) -> float:
+        return self.placements[0].channel.core.retention.max_age
 
     @property
     def nearest(self) -> Placement:
@@ -270,9 +275,8 @@ class AttachedPool:
         Raises:
             Abandoned: If such a job was abandoned meanwhile.
         """
-        oldest = self.channel.core.retention.max_age
-        if oldest and times is None and operation is Operation.PUT:
-            times = CallTimes(Retention.lasting(max_age_s=oldest))
+        if self._max_age_s and times is None and operation is Operation.PUT:
+            times = CallTimes(Retention.lasting(max_age_s=self._max_age_s))
         if self._chain is not None:
             return self._transfer_in_turn(
                 self._chain, operation, hashes, pages, deadline_s, times
@@ -346,8 +350,7 @@ class AttachedPool:
             answered(np.full(len(hashes), RetentionAnswer.ACCEPTED, np.uint8))
             near, why = self.placements[0], (Outcome.REFUSED, "expired")
             return near.give_up(Operation.PUT, hashes, *why)
-        oldest = self.channel.core.retention.max_age
-        times = CallTimes(asked.no_longer_than(oldest))
+        times = CallTimes(asked.no_longer_than(self._max_age_s))
         outcomes = self.transfer(Operation.PUT, hashes, pages, deadline_s, times, job)
         answered(self.answers_of_put(hashes, pages, outcomes == _OK, times))
         return outcomes
@@ -441,11 +444,26 @@ class AttachedPool:
 
         Arguments are those of `transfer`.
         """
+        channel = placement.channel
+        if self._is_one_batch(placement, operation, pages):
+            if placement.rejects(operation, hashes):
+                return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
+            ran = channel.work(
+                lambda job: self._move_batch(
+                    job, placement, operation, hashes, pages, deadline_s, times
+                ),
+                deadline_s,
+                job,
+            )
+            if ran.abandoned:
+                return np.full(len(hashes), _TIMEOUT, np.uint8)
+            if ran.error is not None:
+                return placement.give_up_rejected(operation, hashes, ran.error)
+            return cast("OutcomeArray", ran.value)
         chosen = np.flatnonzero(pages != NO_PAGE)
         # What is not answered by the deadline is late.
         outcomes = np.full(len(hashes), _TIMEOUT, np.uint8)
-        if len(chosen) < len(hashes):
-            outcomes[pages == NO_PAGE] = _ABSENT
+        outcomes[pages == NO_PAGE] = _ABSENT
         if operation is Operation.PUT and not self.writes:
             # Another rank stores these very bytes.
             outcomes[chosen] = _OK
@@ -459,16 +477,23 @@ class AttachedPool:
             outcomes[chosen] = Outcome.UNAVAILABLE
             return outcomes
         batches = _Batches(placement, operation, hashes, pages, times, chosen, outcomes)
-        ran = placement.channel.work(
+        ran = channel.work(
             lambda job: self._move_batches(job, batches, deadline_s), deadline_s, job
         )
         if ran.abandoned:
-            left = _at(hashes, batches.chosen[batches.begun :])
+            left = _at(hashes, chosen[batches.begun :])
             placement.give_up(operation, left, Outcome.TIMEOUT)
         elif ran.error is not None:
-            outcome = placement.why_rejected(operation, len(chosen), ran.error)
-            outcomes[chosen] = placement.reject(operation, names, outcome)
+            outcomes[chosen] = placement.give_up_rejected(operation, names, ran.error)
         return outcomes
+
+    def _is_one_batch(
+        self, placement: Placement, operation: Operation, pages: Int64Array
+    ) -> bool:
+        """Return whether all positions have a page that can be moved at once."""
+        if not 0 < len(pages) <= placement.batch_pages or pages.min() < 0:
+            return False
+        return operation is Operation.GET or (self.writes and not placement.deletes)
 
     def _move_batches(self, job: Job, batches: _Batches, deadline_s: float) -> None:
         """Store or load the batches of a call, on the thread of its job."""

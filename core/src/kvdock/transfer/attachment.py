@@ -31,7 +31,6 @@ from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.resilience.executor import CallRejected
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
-from kvdock.transfer.page_indices import resolve_page_indices
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from kvdock.resilience.executor import Job
     from kvdock.routing.plan import Plan
     from kvdock.transfer.attached_pool import AttachedPool
+    from kvdock.transfer.call_pools import CallPools
     from kvdock.transfer.leases import PageLeases
 
 
@@ -186,8 +186,7 @@ class Attachment(ClosedAfterUse):
     @property
     def pools(self) -> tuple[PoolSpec, ...]:
         """The attached pools, anchor first."""
-        # A copy: closing in another thread must not change it under the loop.
-        return self._pools(self._backends.pools.copy())
+        return tuple(attached.pool for attached in self._backends.pools.values())
 
     def leases(self, pool: str) -> PageLeases:
         """Return the page leases of a pool.
@@ -223,21 +222,21 @@ class Attachment(ClosedAfterUse):
         """
         if tenant:
             hashes = self._hashes_of(tenant, hashes)
-        pools = self._prefix_pools()
+        calls = self._prefix_pools()
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.EXISTS)
         there: dict[str, BoolArray] = {}
 
         def find(name: str, job: Job | None) -> None:
-            there[name] = pools[name].find(hashes, deadline_s, job)
+            there[name] = calls.attached[name].find(hashes, deadline_s, job)
 
         def give_up(name: str) -> None:
-            near = pools[name].nearest
+            near = calls.attached[name].nearest
             late = near.reject(Operation.EXISTS, hashes, Outcome.TIMEOUT)
             there[name] = late == _OK
 
-        self._in_turn(pools, list(pools), deadline_s, find, give_up)
-        return evaluate(self._pools(pools), there, len(hashes))
+        self._in_turn(calls, calls.anchor_first, deadline_s, find, give_up)
+        return evaluate(calls.specs, there, len(hashes))
 
     def put(
         self,
@@ -272,8 +271,8 @@ class Attachment(ClosedAfterUse):
             names = self._hashes_of(tenant, hashes)
             with stored_for(self.core.tenants.number(tenant)):
                 return self.put(names, pages, keep_s=keep_s, expire_s=expire_s)
-        pools = self._prefix_pools()
-        where = self.resolve_pages(hashes, pages)
+        calls = self._prefix_pools()
+        where = calls.resolve(hashes, pages)
         timed = keep_s is not None or expire_s is not None
         asked = None
         if timed:
@@ -286,7 +285,7 @@ class Attachment(ClosedAfterUse):
 
         def move(name: str, job: Job | None, late: OutcomeArray | None = None) -> None:
             nonlocal good
-            attached, own = pools[name], where[name]
+            attached, own = calls.attached[name], where[name]
             pool = attached.pool
             whole = not pool.anchor or np.count_nonzero(good) == len(good)
             wanted = own if whole else np.where(good, own, NO_PAGE)
@@ -314,9 +313,8 @@ class Attachment(ClosedAfterUse):
             if pool.required and count < len(stored):
                 good &= stored if pool.anchor else stored | (own == NO_PAGE)
 
-        order = sorted(pools, key=lambda name: pools[name].pool.anchor)
         self._in_turn(
-            pools, order, deadline_s, move,
+            calls, calls.anchor_last, deadline_s, move,
             lambda name: move(name, None, _late(where[name])),
         )  # fmt: skip
         retained = combined(answers, len(hashes)) if timed else None
@@ -350,7 +348,7 @@ class Attachment(ClosedAfterUse):
         return self._retain(hashes, Retention.lasting(expire_s=after_s))
 
     def _retain(self, hashes: Sequence[str], asked: Retention) -> OutcomeArray:
-        pools = self._prefix_pools()
+        pools = self._prefix_pools().attached
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.RETAIN)
         if not asked:
@@ -387,46 +385,47 @@ class Attachment(ClosedAfterUse):
         if tenant:
             with stored_for(self.core.tenants.number(tenant)):  # nearer copies too
                 return self.get(self._hashes_of(tenant, hashes), pages)
-        pools = self._prefix_pools()
-        where = self.resolve_pages(hashes, pages)
+        calls = self._prefix_pools()
+        where = calls.resolve(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.GET)
         outcomes: dict[str, OutcomeArray] = {}
         loaded: dict[str, BoolArray] = {}
-        reach = len(hashes)
+        nbytes: dict[str, int] = {}
+        reach = count = len(hashes)
+        whole = calls.whole_is_restorable
 
         def move(name: str, job: Job | None, late: OutcomeArray | None = None) -> None:
-            nonlocal reach
-            wanted = where[name]
-            if reach < len(hashes):
+            nonlocal reach, whole
+            attached, wanted = calls.attached[name], where[name]
+            if reach < count:
                 wanted = wanted.copy()
                 wanted[reach:] = NO_PAGE
             result = late
             if result is None:
-                result = pools[name].transfer(
+                result = attached.transfer(
                     Operation.GET, hashes, wanted, deadline_s, job=job
                 )
             outcomes[name] = result
-            loaded[name] = result == _OK
-            if pools[name].pool.anchor:
-                reach = leading(loaded[name])
+            good = loaded[name] = result == _OK
+            right = count if good.all() else int(np.count_nonzero(good))
+            nbytes[name] = right * attached.region.page_bytes
+            whole = whole and right == count
+            if attached.pool.anchor and right < count:
+                reach = leading(good)
 
-        order = sorted(pools, key=lambda name: not pools[name].pool.anchor)
         self._in_turn(
-            pools, order, deadline_s, move,
+            calls, calls.anchor_first, deadline_s, move,
             lambda name: move(name, None, _late(where[name])),
         )  # fmt: skip
-        hits = evaluate(self._pools(pools), loaded, len(hashes))
-        self.notify_restored(loaded, hits.best)
-        nbytes = {
-            name: int(np.count_nonzero(ok)) * pools[name].page_bytes
-            for name, ok in loaded.items()
-        }
-        return TransferResult(hits.best, outcomes, nbytes, where)
+        best = count if whole else evaluate(calls.specs, loaded, count).best
+        if self._backends.listening:
+            self.notify_restored(loaded, best)
+        return TransferResult(best, outcomes, nbytes, where)
 
     def _in_turn(
         self,
-        pools: Mapping[str, AttachedPool],
-        names: list[str],
+        calls: CallPools,
+        order: Sequence[str],
         deadline_s: float,
         move: Callable[[str, Job | None], None],
         give_up: Callable[[str], None],
@@ -434,21 +433,21 @@ class Attachment(ClosedAfterUse):
         """Move the pools of a call: in one job, where their backend is the same.
 
         Args:
-            pools: The attached pools.
-            names: Those to be moved, in order; emptied.
+            calls: The attached pools.
+            order: Their names, in order.
             deadline_s: Of the call, on `time.monotonic()`'s clock.
             move: Moves one of them.
             give_up: Takes one that was not moved by the deadline.
         """
-        channels = {one.channel for it in pools.values() for one in it.placements}
-        if len(names) > 1 and len(channels) == 1:
+        names = list(order)
+        if len(names) > 1 and calls.channel is not None:
 
             def work(job: Job) -> None:
                 while names:
                     move(names[0], job)
                     del names[0]
 
-            ran = channels.pop().work(work, deadline_s)
+            ran = calls.channel.work(work, deadline_s)
             if ran.abandoned:
                 give_up(names.pop(0))
             elif ran.error is not None and not isinstance(ran.error, CallRejected):
@@ -520,12 +519,7 @@ class Attachment(ClosedAfterUse):
             RegionError: If a pool is unknown, is given no pages, or is given
                 pages outside of its memory.
         """
-        known = [route.pool.name for route in self.plan.routes]
-        attached = {
-            name: (attached.pool, attached.region)
-            for name, attached in self.pools_by_name.items()
-        }
-        return resolve_page_indices(attached, known, hashes, pages)
+        return self._calls.resolve(hashes, pages)
 
     def notify_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
         """Notify observers how much of a prefix each pool has.
@@ -564,11 +558,7 @@ class Attachment(ClosedAfterUse):
         Raises:
             KvdockError: If the attachment is closed.
         """
-        # A copy: closing in another thread must not change it under a call.
-        pools = self._backends.pools.copy()
-        if not pools:
-            raise KvdockError("the attachment is closed")
-        return pools
+        return self._calls.attached
 
     def _hashes_of(self, tenant: str, hashes: Sequence[str]) -> Sequence[str]:
         """Return the page hashes that a tenant's pages have.
@@ -585,19 +575,27 @@ class Attachment(ClosedAfterUse):
             )
         return hashes_of_tenant(hashes, tenants[tenant])
 
-    def _prefix_pools(self) -> Mapping[str, AttachedPool]:
+    @property
+    def _calls(self) -> CallPools:
+        """The attached pools as calls need them.
+
+        Raises:
+            KvdockError: If the attachment is closed.
+        """
+        if not self._backends.pools or self._backends.calls is None:
+            raise KvdockError("the attachment is closed")
+        return self._backends.calls
+
+    def _prefix_pools(self) -> CallPools:
         """Return the attached pools, if prefixes of them can be evaluated here.
 
         Raises:
             KvdockError: If the engine evaluates hits itself, or it is closed.
         """
-        pools = self.pools_by_name
-        if next(iter(pools.values())).pool.engine_hits:
+        calls = self._calls
+        if calls.engine_hits:
             raise KvdockError(
                 "the engine of these pools evaluates hits itself",
                 fix="Use attachment[pool].exists, put and get, or a TransferManager.",
             )
-        return pools
-
-    def _pools(self, pools: Mapping[str, AttachedPool]) -> tuple[PoolSpec, ...]:
-        return tuple(attached.pool for attached in pools.values())
+        return calls

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Lease:
     """Pages held for one storage call. Ending it twice does nothing."""
 
     table: PageLeases
     pages: Int64Array = attrs.field(repr=False)
     shared: bool = False
-    _open: list[bool] = attrs.field(factory=lambda: [True], repr=False)
+    open: bool = attrs.field(default=True, init=False)
 
     def end(self) -> None:
         """Release the pages."""
@@ -95,17 +95,10 @@ class PageLeases:
         if len(pages) > 1 and len(set(pages.tolist())) < len(pages):
             return None
         lease = Lease(self, pages)
-        taken = False
-        try:
-            with self._lock:
-                if np.count_nonzero(self._leased[pages]):
-                    return None
-                taken = True
-                self._leased[pages] = True
-        except BaseException:  # an interrupt: there is no lease that could end
-            if taken:
-                self.end(lease)
-            raise
+        with self._lock:
+            if self._leased[pages].any():
+                return None
+            self._leased[pages] = True
         return lease
 
     def share(self, pages: Int64Array) -> Lease | None:
@@ -130,8 +123,8 @@ class PageLeases:
     def end(self, lease: Lease) -> None:
         """Release the pages of a lease, once."""
         with self._lock:
-            if lease._open[0]:  # noqa: SLF001 - the table of this lease
-                lease._open[0] = False  # noqa: SLF001 - same
+            if lease.open:
+                lease.open = False
                 if lease.shared:
                     self._readers[lease.pages] -= 1
                     self._leased[lease.pages] = self._readers[lease.pages] > 0

@@ -22,7 +22,7 @@ _LAST_PAGE = np.iinfo(np.int64).max
 
 
 def resolve_page_indices(
-    attached: Mapping[str, tuple[PoolSpec, Region]],
+    attached: Sequence[tuple[PoolSpec, Region]],
     known: Collection[str],
     hashes: Sequence[str],
     pages: Mapping[str, npt.ArrayLike],
@@ -30,8 +30,8 @@ def resolve_page_indices(
     """Return each pool's page index for each position, checked.
 
     Args:
-        attached: Pool name to the pool and the engine's memory.
-        known: All pools of the plan; pages of one that is not attached are
+        attached: The pools, each with the engine's memory.
+        known: Names of all pools of the plan; pages of one that is not attached are
             ignored.
         hashes: The n page hashes.
         pages: Pool name to int64 (n,).
@@ -42,16 +42,16 @@ def resolve_page_indices(
     """
     check_hashes(hashes)
     for name in pages:
-        if name not in attached and name not in known:
+        if name not in known:
             raise RegionError(
                 f"pages are given for {name!r}, which is not attached",
-                fix=did_you_mean(name, attached),
+                fix=did_you_mean(name, [pool.name for pool, _ in attached]),
             )
     resolved: dict[str, Int64Array] = {}
     # Pools that share indices share one array: it is checked once for each size.
     fits: dict[int, int] = {}
-    for name, (pool, region) in attached.items():
-        source = pool.indices_from
+    for pool, region in attached:
+        name, source = pool.name, pool.indices_from
         given = pages.get(name, pages.get(source) if source else None)
         if given is None:
             if region.physical:
@@ -89,7 +89,7 @@ def as_page_indices(pool: str, given: npt.ArrayLike, count: int) -> Int64Array:
             f"pool {pool!r}: page indices must have one dimension"
         ) from error
     if found.dtype == np.int64 and found.shape == (count,):
-        return cast("Int64Array", found)
+        return found
     if found.shape != (count,):
         raise RegionError(
             f"pool {pool!r}: {found.shape} page indices for {count} hashes"

@@ -176,7 +176,8 @@ class Placement:
         found = self.channel.call(self.handle, batch, job=job).result.outcomes
         if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
             self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
-        self._notify(Operation.EXISTS, found, 0, began)
+        if self.channel.listening:
+            self._notify(Operation.EXISTS, found, 0, began)
         return found
 
     def rejects(self, operation: Operation, hashes: Sequence[str]) -> bool:
@@ -194,7 +195,7 @@ class Placement:
         held_back: str = "",
     ) -> OutcomeArray:
         """Return and tell the outcome of a call that is not made."""
-        if self.channel.observed and self.counted:
+        if self.channel.listening:
             keys = len(hashes) * len(self.suffixes)
             codes = np.full(keys, outcome, np.uint8)
             self._notify(operation, codes, 0, time.monotonic())
@@ -291,16 +292,16 @@ class Placement:
         if ran.abandoned:
             return np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
         if ran.error is not None:
-            outcome = self.why_rejected(operation, len(hashes), ran.error)
-            return self.reject(operation, hashes, outcome)
+            return self.give_up_rejected(operation, hashes, ran.error)
         return cast("OutcomeArray", ran.value)
 
-    def why_rejected(
-        self, operation: Operation, pages: int, error: Exception
-    ) -> Outcome:
-        """Return the outcome of a call that the channel has not started."""
-        keys = pages * len(self.suffixes)
-        return self.channel.rejected(operation, self.pool.name, keys, error)
+    def give_up_rejected(
+        self, operation: Operation, hashes: Sequence[str], error: Exception
+    ) -> OutcomeArray:
+        """Return and tell the outcome of a call that the channel has not started."""
+        keys = len(hashes) * len(self.suffixes)
+        outcome = self.channel.rejected(operation, self.pool.name, keys, error)
+        return self.reject(operation, hashes, outcome)
 
     @property
     def life(self) -> int:
@@ -443,19 +444,20 @@ class Placement:
     ) -> OutcomeArray:
         """Update the negative cache; return one outcome for each page."""
         outcomes = _by_page(codes, len(self.suffixes))
+        lost = codes.any()
         if transfer.operation is Operation.PUT:
-            whole = not np.count_nonzero(codes)
             self.channel.negative_cache.discard(
-                transfer.keys if whole else _chosen(transfer.keys, codes == _OK)
+                _chosen(transfer.keys, codes == _OK) if lost else transfer.keys
             )
             if self.page_events is not None:
                 complete = np.repeat(outcomes == Outcome.OK, len(self.suffixes))
                 self._record_events(_chosen(transfer.keys, complete), stored=True)
-        elif np.count_nonzero(codes):
+        elif lost:
             self._discard_corrupt(transfer.keys, codes)
-        good = len(outcomes) - int(np.count_nonzero(outcomes))
-        nbytes = good * self.region.page_bytes
-        self._notify(transfer.operation, codes, nbytes, began)
+        if self.channel.listening:
+            good = len(outcomes) - int(np.count_nonzero(outcomes))
+            nbytes = good * self.region.page_bytes
+            self._notify(transfer.operation, codes, nbytes, began)
         if self.channel.observes_pages:
             times = transfer.times
             expire_at = times.asked.expire_at if times is not None else 0

@@ -24,6 +24,7 @@ from kvdock.resilience.channel import BackendChannel, as_kvdock_error
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.tiers.copier import Copier
 from kvdock.transfer.attached_pool import AttachedPool
+from kvdock.transfer.call_pools import CallPools
 from kvdock.transfer.health_check import HealthCheck
 from kvdock.transfer.host_memory import allocate_host, allocator_for
 from kvdock.transfer.integrity import TrailerBuffers
@@ -86,6 +87,11 @@ class AttachedBackends:
     taken: list[tuple[str, int]] = attrs.field(factory=list)
     page_events: PageEvents | None = None
     copier: Copier | None = None
+    calls: CallPools | None = None
+    """The same pools as calls need them; None while they are attached."""
+
+    listening: bool = False
+    """Whether there is any observer."""
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -121,7 +127,8 @@ class AttachedBackends:
 
     def close(self, deadline_s: float) -> bool:
         """Close all backends; return whether all calls have finished."""
-        self.pools.clear()
+        # Not emptied: a call under way reads it.
+        self.pools = {}
         now = time.monotonic()
         ended = True
         if self.copier is not None:
@@ -204,6 +211,10 @@ def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
             check_suffixes(
                 name, [(one.pool, one.suffixes, one.region.objects) for one in mine]
             )
+        known = frozenset(route.pool.name for route in plan.routes)
+        backends.calls = CallPools.of(backends.pools, known)
+        channels = backends.channels.values()
+        backends.listening = any(channel.listening for channel in channels)
         _announce(backends, plan, dock.provenance(), config.max_age_s)
     except BaseException:
         backends.close(core.deadlines.until("close"))
