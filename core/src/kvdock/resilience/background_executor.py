@@ -9,13 +9,11 @@ that wait, and say that they may, are run as one.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import accumulate
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import attrs
@@ -23,6 +21,7 @@ import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.resilience.executor import Job
+from kvdock.resilience.workers import Workers
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
 if TYPE_CHECKING:
@@ -92,9 +91,6 @@ class _Task:
     group: Group | None = None
 
 
-_Inbox = SimpleQueue[_Task | None]
-
-
 class BackgroundExecutor:
     """Background tasks of one kind, first come, first served.
 
@@ -106,13 +102,11 @@ class BackgroundExecutor:
 
     def __init__(self, name: str, workers: int, queue: int) -> None:
         self._name = name
-        self._workers = workers
+        self._at_once = workers
         self._queue = queue
         self._lock, self._changed = new_condition()
         self._waiting: deque[_Task] = deque()
-        # An inbox each: one condition for all would wake all of them.
-        self._idle: list[_Inbox] = []
-        self._threads: set[threading.Thread] = set()
+        self._workers = Workers(name, workers)
         self._running = 0
         self._closed = False
         self._guard = ProcessGuard()
@@ -136,12 +130,11 @@ class BackgroundExecutor:
         """Give a task to a worker or to the queue; with the lock held."""
         if self._closed:
             return Outcome.UNAVAILABLE
-        if inbox := self._free_worker():
-            self._running += 1
-            inbox.put(task)
-            return Outcome.OK
-        if not self._threads:
-            return Outcome.UNAVAILABLE
+        if self._running < self._at_once:
+            if self._start([task]):
+                return Outcome.OK
+            if not self._running:
+                return Outcome.UNAVAILABLE
         if len(self._waiting) >= self._queue:
             # Those whose deadline has passed leave the queue.
             self._waiting = deque(one for one in self._waiting if not one.future.ended)
@@ -150,27 +143,16 @@ class BackgroundExecutor:
         self._waiting.append(task)
         return Outcome.OK
 
-    def _free_worker(self) -> _Inbox | None:
-        """Return the inbox of an idle worker, or of a new one; None without."""
-        if self._idle:
-            # The most recent worker: its memory is still in the caches.
-            return self._idle.pop()
-        if len(self._threads) >= self._workers:
-            return None
-        inbox: _Inbox = SimpleQueue()
-        thread = threading.Thread(
-            target=self._work,
-            args=(inbox,),
-            name=f"{self._name}-{len(self._threads)}",
-            daemon=True,
-        )
+    def _start(self, tasks: list[_Task]) -> bool:
+        """Have a worker run tasks, and what waits then; with the lock held."""
         try:
-            thread.start()
+            inbox = self._workers.take()
         except RuntimeError as error:  # a limit of the system
             log.warning("%s: %s", self._name, error)
-            return None
-        self._threads.add(thread)
-        return inbox
+            return False
+        self._running += 1
+        inbox.put(partial(self._work, tasks))
+        return True
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until the queue is empty and idle; return whether it is."""
@@ -189,10 +171,8 @@ class BackgroundExecutor:
         with self._lock:
             self._closed = True
             dropped, self._waiting = list(self._waiting), deque()
-            idle, self._idle = self._idle, []
             self._changed.notify_all()
-        for inbox in idle:
-            inbox.put(None)
+        self._workers.close()
         for task in dropped:
             task.future.reject(Outcome.UNAVAILABLE)
 
@@ -200,50 +180,39 @@ class BackgroundExecutor:
         """Wait for the workers of a closed executor; return whether they ended."""
         if self._guard.forked:
             return True
-        with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join(remaining_s(deadline_s))
-        return not any(thread.is_alive() for thread in threads)
+        return self._workers.join(deadline_s)
 
-    def _work(self, inbox: _Inbox) -> None:
-        while (task := inbox.get()) is not None:
-            tasks = [task]
-            del task
-            while tasks:
-                begun = [one.future for one in tasks if one.future.start()]
-                outcomes = None
-                if begun:
-                    job = Job(partial(self._outcomes, tasks, begun))
-                    job.on_lost = partial(self._lose, threading.current_thread(), begun)
-                    job.run()
-                    if job.abandoned:
-                        return  # another thread has taken its place
-                    outcomes = job.result
-                    del job  # an idle worker must not keep memory alive
-                tasks = self._end(begun, outcomes, inbox)
-                del outcomes, begun
-            if self._closed:
-                return
+    def _work(self, tasks: list[_Task]) -> Callable[[], None] | None:
+        """Run tasks as one job; return what ends them once the worker is free."""
+        begun = [one.future for one in tasks if one.future.start()]
+        outcomes = None
+        if begun:
+            job = Job(partial(self._outcomes, tasks, begun))
+            job.on_lost = partial(self._lose, begun)
+            job.run()
+            if job.abandoned:
+                return None  # another worker has taken its place
+            outcomes = job.result
+        return partial(self._end, begun, outcomes)
 
-    def _end(
-        self, begun: Futures, outcomes: OutcomeArray | None, inbox: _Inbox
-    ) -> list[_Task]:
-        """End tasks that ran; return the next ones, none makes the worker idle."""
+    def _end(self, begun: Futures, outcomes: OutcomeArray | None) -> None:
+        """End tasks that ran, and begin the next ones."""
         with self._lock:
-            following = self._next()
-            if not following:
-                self._running -= 1
-                if not self._closed:
-                    self._idle.append(inbox)
-                self._changed.notify_all()
+            self._go_on()
             # Last, and with the lock held: what it wakes needs the interpreter, and
             # would go to sleep again if this thread still had much to do.
             if outcomes is not None:
                 ends = [*accumulate(map(len, begun))]
                 for future, end in zip(begun, ends, strict=True):
                     future.finish(outcomes[end - len(future) : end])
-        return following
+
+    def _go_on(self) -> None:
+        """Count a worker less, and begin what waits; with the lock held."""
+        self._running -= 1
+        following = self._next()
+        if following and not self._start(following):
+            self._waiting.extendleft(reversed(following))
+        self._changed.notify_all()
 
     def _next(self) -> list[_Task]:
         """Take the first task of the queue, and those behind it that may join it.
@@ -252,7 +221,7 @@ class BackgroundExecutor:
         """
         if not self._waiting:
             return []
-        share = -(-len(self._waiting) // self._workers)
+        share = -(-len(self._waiting) // self._at_once)
         taken = [self._waiting.popleft()]
         group = taken[0].group
         room = MOST_AT_ONCE - group.nbytes if group is not None else 0
@@ -264,15 +233,10 @@ class BackgroundExecutor:
             taken.append(self._waiting.popleft())
         return taken
 
-    def _lose(self, thread: threading.Thread, futures: Futures) -> None:
-        """End the tasks of a thread whose call is abandoned, and replace the thread."""
+    def _lose(self, futures: Futures) -> None:
+        """End the tasks of a worker whose call is abandoned, and replace it."""
         with self._lock:
-            self._threads.discard(thread)
-            self._running -= 1
-            if self._waiting and (inbox := self._free_worker()):
-                self._running += 1
-                inbox.put(self._waiting.popleft())
-            self._changed.notify_all()
+            self._go_on()
         for one in futures:
             one.finish(np.full(len(one), Outcome.TIMEOUT, np.uint8))
 

@@ -526,10 +526,8 @@ class BackendChannel:
             self._record_failure(breaker, batch, result)
             hold = _hold_of(answer)
             result = attrs.evolve(BatchResult.all(batch, Outcome.ERROR), hold=hold)
-        elif decided and np.any(result.outcomes == Outcome.TIMEOUT):
-            breaker.record_ignored()
         else:
-            self._record_result(breaker, batch, result)
+            self._record_result(breaker, batch, result, decided=decided)
         if result.hold is not None and not result.hold.released:
             # Like a late call: the memory is not free yet.
             what = "ended, but its library may still move bytes: the pages stay leased"
@@ -590,12 +588,20 @@ class BackendChannel:
             self._log_failure("raised", batch, f"raised {describe_error(error)}", error)
 
     def _record_result(
-        self, breaker: CircuitBreaker, batch: Batch, result: BatchResult
+        self,
+        breaker: CircuitBreaker,
+        batch: Batch,
+        result: BatchResult,
+        *,
+        decided: bool,
     ) -> None:
         """Record an answer that came in time as a success or a failure."""
         # The usual answer, all OK, takes no further look.
         if not result.outcomes.any():
             breaker.record_success()
+            return
+        if decided and np.any(result.outcomes == Outcome.TIMEOUT):
+            breaker.record_ignored()
             return
         lost = np.isin(result.outcomes, BACKEND_FAILURES)
         if lost.all() and len(lost):

@@ -18,11 +18,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 
 import attrs
 
+from kvdock.resilience.workers import Inbox, Workers
 from kvdock.synchronization import (
     ProcessGuard,
     QuietCondition,
@@ -257,8 +258,7 @@ class DeadlineExecutor:
         self._at_once = at_once
         self._moved = moved
         self._lock, self._changed = new_condition()
-        self._idle: list[SimpleQueue[Job | None]] = []
-        self._threads: set[threading.Thread] = set()
+        self._workers = Workers(name, at_once)
         self._overrun = ConcurrencyQuota(overrun)
         self._busy = 0
         self.abandoned = 0
@@ -286,7 +286,7 @@ class DeadlineExecutor:
     @property
     def threads(self) -> int:
         """Threads alive, idle ones included."""
-        return len(self._threads)
+        return len(self._workers)
 
     def run(
         self,
@@ -401,8 +401,8 @@ class DeadlineExecutor:
                 return False
             quota.acquire()
             try:
-                worker = self._idle_worker()
-            except CallRejected:
+                inbox = self._workers.take()
+            except RuntimeError:  # a limit of the system
                 quota.release()
                 return False
             except BaseException:  # an interrupt
@@ -411,7 +411,7 @@ class DeadlineExecutor:
             self.abandoned += 1
             self._running += 1
             job.quota = quota
-            worker.put(job)
+            inbox.put(partial(self._run, job))
         self._moved()
         return True
 
@@ -460,15 +460,11 @@ class DeadlineExecutor:
             # Counted like a call, so that `wait_idle` waits for it too.
             self._running += rest
             steps = self._finish_one() if rest else []
-            idle, self._idle = self._idle, []
             self._watched.notify_all()
-            # A running job may never end: join only idle threads.
-            leaving = list(self._threads) if rest else []
-        for worker in idle:
-            worker.put(None)
+        self._workers.close()
         self._run_final(steps)
-        for thread in leaving:
-            thread.join(remaining_s(deadline_s))
+        if rest:  # else a thread may never end
+            self._workers.join(deadline_s)
         return rest
 
     def _abandon_late(self, job: Job) -> bool:
@@ -510,14 +506,7 @@ class DeadlineExecutor:
     def _begin_watch(self, job: Job) -> None:
         """Have the deadlines of a hosted job watched; with the lock held."""
         if self._watch_until_s == -math.inf:
-            watcher = threading.Thread(
-                target=self._watch_deadlines, name=f"{self._name}-watch", daemon=True
-            )
-            try:
-                watcher.start()
-            except RuntimeError as error:  # a limit of the system
-                raise CallRejected(str(error)) from error
-            self._threads.add(watcher)
+            self._take_worker().put(self._watch_deadlines)
             self._watch_until_s = math.inf
         self._hosted.add(job)
 
@@ -532,7 +521,6 @@ class DeadlineExecutor:
         while True:
             with self._lock:
                 if self._closed and not self._hosted:
-                    self._threads.discard(threading.current_thread())
                     return
                 now = time.monotonic()
                 late = [job for job in self._hosted if job.until_s <= now]
@@ -559,9 +547,7 @@ class DeadlineExecutor:
                 log.exception("%s: settling a late call failed", self._name)
 
         try:
-            threading.Thread(
-                target=settle, name=f"{self._name}-settle", daemon=True
-            ).start()
+            self._workers.take().put(settle)
         except RuntimeError:  # a limit of the system
             settle()
 
@@ -571,68 +557,34 @@ class DeadlineExecutor:
         with self._lock:
             if self._overrun.taken or self._closing or self._busy >= self._at_once:
                 self._admit(deadline_s, closes=closes)
-            worker = self._idle_worker()
+            inbox = self._take_worker()
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.
             self._busy += 1
             self._running += 1
             job.executor, job.quota = self, self._overrun
-            worker.put(job)
+            inbox.put(partial(self._run, job))
 
-    def _idle_worker(self) -> SimpleQueue[Job | None]:
-        """Return the inbox of an idle thread, or of a new one."""
-        if self._idle:
-            # The most recent worker: its memory is still in the caches.
-            worker = self._idle[-1]
-            del self._idle[-1]
-            return worker
-        inbox: SimpleQueue[Job | None] = SimpleQueue()
-        # A daemon, so that a call that never ends does not keep the process.
-        thread = threading.Thread(
-            target=self._work,
-            args=(inbox,),
-            name=f"{self._name}-{len(self._threads)}",
-            daemon=True,
-        )
+    def _take_worker(self) -> Inbox:
         try:
-            thread.start()
-            self._threads.add(thread)
+            return self._workers.take()
         except RuntimeError as error:  # a limit of the system
             raise CallRejected(str(error)) from error
-        except BaseException:  # an interrupt: the thread will get no job
-            inbox.put(None)
-            raise
-        return inbox
 
-    def _work(self, inbox: SimpleQueue[Job | None]) -> None:
-        staying = True
-        while staying:
-            job = inbox.get()
-            if job is None:
-                break
-            job.run()
-            staying = self._ended(job, inbox)
-            del job  # an idle thread must not keep memory alive
-        with self._lock:
-            self._threads.discard(threading.current_thread())
-
-    def _ended(self, job: Job, inbox: SimpleQueue[Job | None]) -> bool:
-        """Count a job as ended; return whether its thread stays."""
+    def _run(self, job: Job) -> Callable[[], None] | None:
+        """Run a job and count its end; return what tells who waits for it."""
+        job.run()
         waits = job.executor is self and not job.abandoned
         if not waits:
             self._end_late(job)
         with self._lock:
             self._busy -= waits
-            # Keep the thread, or end it.
-            staying = not self._closed and len(self._idle) < self._at_once
-            if staying:
-                self._idle.append(inbox)
             last = self._finish_one()
-        if waits:
-            job.done.release()
-        if last:
-            self._run_final(last)
-        return staying
+        if not last:
+            return job.done.release if waits else None
+        job.done.release()
+        self._run_final(last)
+        return None
 
     def _end_late(self, job: Job) -> None:
         """Count an abandoned job or a task as ended, but not yet as run."""

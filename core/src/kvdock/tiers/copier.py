@@ -1,4 +1,4 @@
-"""Copier: copies pages from one tier to another, later and on threads of its own.
+"""Copier: copies pages from one tier to another, later and on workers of its own.
 
 A copy reads pages from a tier that has them, verified as in any load, into memory of
 the core, and stores them from there. What waits is bounded in bytes; what finds the
@@ -9,10 +9,10 @@ in the order in which they came, so that an anchor follows its sidecars.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,6 +20,7 @@ import numpy as np
 
 from kvdock.batch import Operation, Outcome
 from kvdock.events import TENANT, PagesCopied, stored_for
+from kvdock.resilience.workers import Workers
 from kvdock.retention import CallTimes, Retention
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
@@ -95,7 +96,7 @@ class Copier:
         self._queued_bytes = 0
         self._queued_to: Counter[str] = Counter()  # the same by tier
         self._lacking: dict[str, dict[str, None]] = {}
-        self._threads: list[threading.Thread] = []
+        self._workers = Workers("kvdock-copy", core.tiers.threads)
         self._closed = False
         self._paused = 0
         self._guard = ProcessGuard()
@@ -120,8 +121,7 @@ class Copier:
                 self._queued_to[copy.target.backend] += copy.nbytes
                 self._waiting.update((*lane, one) for one in new)
                 self._lanes.setdefault(copy.target.backend, deque()).append(copy)
-                self._start_thread()
-                self._changed.notify_all()
+                self._begin()
         if dropped:
             self._note_lacking(copy, copy.hashes)
             self._report(copy, Counter(dropped=len(new)))
@@ -169,13 +169,10 @@ class Copier:
         with self._lock:
             self._closed = True
             dropped = self._drop_all()
-            threads = list(self._threads)
-            self._changed.notify_all()
+        self._workers.close()
         for copy in dropped:
             self._report(copy, Counter(dropped=len(copy.hashes)))
-        for thread in threads:
-            thread.join(remaining_s(deadline_s))
-        return not any(thread.is_alive() for thread in threads)
+        return self._workers.join(deadline_s)
 
     def _drop_all(self) -> list[Copy]:
         """Empty the queue; with the lock held."""
@@ -193,50 +190,41 @@ class Copier:
         self._queued_bytes -= copy.nbytes
         self._queued_to[copy.target.backend] -= copy.nbytes
 
-    def _start_thread(self) -> None:
-        """Start one more thread, if one may find work; with the lock held."""
-        if len(self._threads) >= min(self._core.tiers.threads, len(self._lanes)):
-            return
-        thread = threading.Thread(
-            target=self._work, name=f"kvdock-copy-{len(self._threads)}", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:  # a limit of the system
-            log.warning("copies between tiers: %s", error)
-            return
-        self._threads.append(thread)
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._changed.wait_for(lambda: self._closed or self._next_lane())
-                lane = self._next_lane()
-                if not lane:
-                    return
-                copy = self._lanes[lane].popleft()
-                self._busy.add(lane)
-            counts: Counter[str] = Counter(failed=len(copy.hashes))
-            try:
-                counts = self._make(copy)
-            except Exception:
-                # A defect of ours: storage answers with outcomes.
-                log.exception("a copy between tiers failed")
-                self._note_lacking(copy, copy.hashes)
-            finally:
-                with self._lock:
-                    self._forget(copy)
-                self._report(copy, counts)
-                with self._lock:
-                    self._busy.discard(lane)
-                    self._changed.notify_all()
-
-    def _next_lane(self) -> str:
-        """Return a tier with copies that wait and none under way, or ""."""
+    def _begin(self) -> None:
+        """Begin copies into tiers that wait for some; with the lock held."""
         for lane, waiting in self._lanes.items():
-            if waiting and lane not in self._busy:
-                return lane
-        return ""
+            if len(self._busy) >= self._core.tiers.threads:
+                return
+            if not waiting or lane in self._busy:
+                continue
+            try:
+                inbox = self._workers.take()
+            except RuntimeError as error:  # a limit of the system
+                log.warning("copies between tiers: %s", error)
+                return
+            self._busy.add(lane)
+            inbox.put(partial(self._work, lane, waiting.popleft()))
+
+    def _work(self, lane: str, copy: Copy) -> Callable[[], None]:
+        """Make a copy; return what begins the next one once the worker is free."""
+        counts: Counter[str] = Counter(failed=len(copy.hashes))
+        try:
+            counts = self._make(copy)
+        except Exception:
+            # A defect of ours: storage answers with outcomes.
+            log.exception("a copy between tiers failed")
+            self._note_lacking(copy, copy.hashes)
+        finally:
+            with self._lock:
+                self._forget(copy)
+            self._report(copy, counts)
+        return partial(self._end, lane)
+
+    def _end(self, lane: str) -> None:
+        with self._lock:
+            self._busy.discard(lane)
+            self._begin()
+            self._changed.notify_all()
 
     def _make(self, copy: Copy) -> Counter[str]:
         """Copy pages chunk by chunk; return how many ended how."""

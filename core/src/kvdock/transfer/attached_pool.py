@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -444,26 +444,12 @@ class AttachedPool:
 
         Arguments are those of `transfer`.
         """
-        channel = placement.channel
-        if self._is_one_batch(placement, operation, pages):
-            if placement.rejects(operation, hashes):
-                return np.full(len(hashes), Outcome.UNAVAILABLE, np.uint8)
-            ran = channel.work(
-                lambda job: self._move_batch(
-                    job, placement, operation, hashes, pages, deadline_s, times
-                ),
-                deadline_s,
-                job,
-            )
-            if ran.abandoned:
-                return np.full(len(hashes), _TIMEOUT, np.uint8)
-            if ran.error is not None:
-                return placement.give_up_rejected(operation, hashes, ran.error)
-            return cast("OutcomeArray", ran.value)
-        chosen = np.flatnonzero(pages != NO_PAGE)
-        # What is not answered by the deadline is late.
-        outcomes = np.full(len(hashes), _TIMEOUT, np.uint8)
-        outcomes[pages == NO_PAGE] = _ABSENT
+        whole = len(pages) > 0 and pages.min() >= 0
+        chosen = np.arange(len(pages)) if whole else np.flatnonzero(pages != NO_PAGE)
+        outcomes = np.empty(len(hashes), np.uint8)
+        outcomes.fill(_TIMEOUT)  # what is not answered by the deadline
+        if not whole:
+            outcomes[pages == NO_PAGE] = _ABSENT
         if operation is Operation.PUT and not self.writes:
             # Another rank stores these very bytes.
             outcomes[chosen] = _OK
@@ -471,13 +457,13 @@ class AttachedPool:
         if operation is Operation.GET and len(chosen) > placement.batch_pages:
             chosen = self._once(pages, chosen, outcomes)
         names = _at(hashes, chosen)
-        if not len(chosen):
+        if not names:
             return outcomes
         if placement.rejects(operation, names):
             outcomes[chosen] = Outcome.UNAVAILABLE
             return outcomes
         batches = _Batches(placement, operation, hashes, pages, times, chosen, outcomes)
-        ran = channel.work(
+        ran = placement.channel.work(
             lambda job: self._move_batches(job, batches, deadline_s), deadline_s, job
         )
         if ran.abandoned:
@@ -486,14 +472,6 @@ class AttachedPool:
         elif ran.error is not None:
             outcomes[chosen] = placement.give_up_rejected(operation, names, ran.error)
         return outcomes
-
-    def _is_one_batch(
-        self, placement: Placement, operation: Operation, pages: Int64Array
-    ) -> bool:
-        """Return whether all positions have a page that can be moved at once."""
-        if not 0 < len(pages) <= placement.batch_pages or pages.min() < 0:
-            return False
-        return operation is Operation.GET or (self.writes and not placement.deletes)
 
     def _move_batches(self, job: Job, batches: _Batches, deadline_s: float) -> None:
         """Store or load the batches of a call, on the thread of its job."""
