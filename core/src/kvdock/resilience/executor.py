@@ -554,6 +554,7 @@ class DeadlineExecutor:
     def _dispatch(self, job: Job, deadline_s: float, *, closes: bool) -> None:
         if self.guard.forked:
             raise CallRejected("this is a forked child")
+        task = partial(self._run, job)
         with self._lock:
             if self._overrun.taken or self._closing or self._busy >= self._at_once:
                 self._admit(deadline_s, closes=closes)
@@ -563,7 +564,7 @@ class DeadlineExecutor:
             self._busy += 1
             self._running += 1
             job.executor, job.quota = self, self._overrun
-            inbox.put(partial(self._run, job))
+            inbox.put(task)
 
     def _take_worker(self) -> Inbox:
         try:
