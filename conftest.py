@@ -43,6 +43,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which numbers of tests/budgets could be lowered."""
+    lines = [
+        line
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, line in report.user_properties
+        if name == "budgets"
+    ]
+    if lines:
+        terminalreporter.section("budgets: make budgets lowers them")
+        terminalreporter.write_line("\n".join(lines))
+
+
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     """An empty shelf that this process and its children look on."""

@@ -1,19 +1,26 @@
-"""Count the frames and the files between an engine's call and the system call.
+"""Count what a warm call goes through between an engine and the system call.
 
 Usage: python benchmarks/page_path.py [--stacks]
 
-One warm `Attachment.get` and one `Attachment.put` of four pages run on the
-file backend under `sys.setprofile`, in the caller's thread and in the workers.
-Frames are the caller's stack from `Attachment` on, while it waits, and the
-worker's stack at the first system call, or at the compiled code that makes it, the
-plugin relay included. Files are
-those of kvdock's packages and of pluggy whose functions run between the two;
-numpy and the standard library are not counted. Above a limit the script says
-so and ends with status 1; the last line is JSON.
+`Attachment.get`, `put` and `exists` run on the file backend under `sys.setprofile`, in
+the caller's thread and in the workers. The last line is JSON; `tests/budgets` holds the
+figures against `tests/budgets/budgets.toml`.
 
-Then it counts what whole calls do, in all threads: function calls of Python and C,
-and system calls, those of compiled code as the kernel counts them, of 128 pages in a
-full store, on average; and hand-offs to other threads of a call with four pools.
+Warm calls of 1 and of 128 pages of 4 KiB, which one thread moves. Chance makes some
+calls longer and few shorter: of 40, the figures are those of most.
+
+- `calls`: calls of Python functions, numpy's and the standard library's included;
+- `modules`: modules of kvdock and pluggy whose functions run;
+- `records`: objects that are built, as calls of `__init__`;
+- `system_calls`: those of Python's modules, and reads and writes as the kernel counts
+  them;
+- `frames`: the caller's stack from `Attachment` on, while it waits, and the worker's
+  stack at the first system call, or at the compiled code that makes it;
+- `handoffs` to other threads, of a call with four pools.
+
+Calls of 128 pages that vary from run to run: `large` are pages of 64 KiB, which two
+threads share; `full` are puts into a full store, on average, where functions in C count
+too.
 """
 
 from __future__ import annotations
@@ -24,9 +31,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
+from statistics import mean
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -48,128 +56,100 @@ from kvdock.pools import Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LIMITS = {"get": (20, 25), "put": (22, 27)}
-"""Operation to the most frames and the most files."""
-
-COUNT_LIMITS = {
-    "put_calls": 1800,
-    "put_system_calls": 52,
-    "put_handoffs": 1,
-    "get_calls": 1000,
-    "get_system_calls": 18,
-    "get_handoffs": 1,
-}
-"""Figure to the most that a call may do."""
-
 SYSTEM_CALLS = {"put": "pwritev", "get": "preadv"}
 TRANSFERS = {"read", "readv", "write", "writev", "pread", "preadv", "pwrite", "pwritev"}
-PAGES = 4
 BATCH = 128
+WARM_CALLS = 40
+SETTLING_S = 0.1
+"""A folder goes on being read until its last change is 12 ms old."""
+
 _BOOTSTRAP = {threading.__file__}
 """What starts a thread is not a step of a page."""
 
 
 @attrs.define(eq=False)
-class Recorder:
-    """What one call went through, in all threads."""
+class Call:
+    """What one call did, in all threads."""
 
-    system_call: str = ""
-    caller: int = 0
-    files: set[str] = attrs.field(factory=set)
+    functions: list[tuple[str, str]] = attrs.field(factory=list)
+    """Module and name of each function of Python, in the order of their calls."""
     stack: list[str] = attrs.field(factory=list)
+    c_functions: int = 0
+    system_calls: int = 0
+    handoffs: int = 0
+
+    @property
+    def records(self) -> int:
+        """Objects that were built."""
+        return sum(name.rpartition(".")[2] == "__init__" for _, name in self.functions)
+
+    @property
+    def modules(self) -> set[str]:
+        """Modules of kvdock and of pluggy whose functions ran."""
+        modules = {module for module, _ in self.functions}
+        return {name for name in modules if name.startswith(("kvdock", "pluggy"))}
+
+
+@attrs.define(eq=False)
+class Recorder:
+    """The profiler of all threads that start after `recording` began."""
+
+    _call: Call | None = None
+    _system_call: str = ""
+    _caller: int = 0
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:  # noqa: ANN401 - the profiler's own
         """Take one event of the profiler."""
-        if not self.system_call:
+        call = self._call
+        if call is None:
             return
+        name = getattr(arg, "__name__", "")
         if event == "call":
-            self._note(frame)
-            compiled = frame.f_code is native.Movement.move.__code__
-        else:
-            compiled = False
-        begun = event == "c_call" and getattr(arg, "__name__", "") == self.system_call
-        if (compiled or begun) and not self.stack:
+            module = str(frame.f_globals.get("__name__", ""))
+            if module != __name__:
+                call.functions.append((module, frame.f_code.co_qualname))
+        elif event == "c_call":
+            call.c_functions += 1
+            outside = getattr(arg, "__module__", "") in {"posix", "fcntl"}
+            call.system_calls += outside and name not in TRANSFERS
+            call.handoffs += getattr(arg, "__qualname__", "") == "SimpleQueue.put"
+        compiled = event == "call" and frame.f_code is native.Movement.move.__code__
+        begun = event == "c_call" and name == self._system_call
+        if (compiled or begun) and not call.stack:
             # The caller waits by now: its frames do not change.
-            waiting = sys._current_frames()[self.caller]  # noqa: SLF001 - documented
-            self.stack = [*_stack(waiting), *_stack(frame)]
+            waiting = sys._current_frames()[self._caller]  # noqa: SLF001 - documented
+            call.stack = [*_stack(waiting), *_stack(frame)]
 
-    def _note(self, frame: FrameType) -> None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        ours = package.startswith(("kvdock", "pluggy"))
-        # What attrs generates is compiled from no file.
-        if ours and not self.stack and not frame.f_code.co_filename.startswith("<"):
-            self.files.add(frame.f_code.co_filename)
+    def record(self, operation: str, move: Callable[[], object]) -> Call:
+        """Make one call and return what it did."""
+        call = Call()
+        reading = -transfers() + transfers()
+        before = transfers()
+        self._caller = threading.get_ident()
+        self._system_call = SYSTEM_CALLS.get(operation, "")
+        sys.setprofile(self)
+        self._call = call
+        try:
+            move()
+        finally:
+            self._call = None
+            sys.setprofile(None)
+        call.system_calls += transfers() - before - reading
+        return call
 
 
 def _stack(frame: FrameType | None) -> list[str]:
     """Return the functions from the outermost to `frame`."""
-    found = []
+    functions = []
     while frame is not None:
         code = frame.f_code
         if code.co_filename == __file__:
             break
         if code.co_filename not in _BOOTSTRAP:
-            found.append(f"{_short(code.co_filename)}:{code.co_qualname}")
+            file = "/".join(Path(code.co_filename).parts[-2:])
+            functions.append(f"{file}:{code.co_qualname}")
         frame = frame.f_back
-    return found[::-1]
-
-
-def _short(file: str) -> str:
-    return "/".join(Path(file).parts[-2:])
-
-
-def record(recorder: Recorder, operation: str, call: Callable[[], object]) -> None:
-    """Make one call and keep what it went through."""
-    recorder.files, recorder.stack = set(), []
-    recorder.caller = threading.get_ident()
-    sys.setprofile(recorder)
-    recorder.system_call = SYSTEM_CALLS[operation]
-    try:
-        call()
-    finally:
-        recorder.system_call = ""
-        sys.setprofile(None)
-
-
-def gets() -> Iterator[tuple[str, int]]:
-    """Yield turns of get until a folder that was changed before is settled."""
-    end_s = time.monotonic() + 0.2
-    while time.monotonic() < end_s:
-        yield "get", 0
-
-
-def measure() -> dict[str, tuple[list[str], list[str]]]:
-    """Return the stack and the files of each operation, on the file backend."""
-    pool = PoolSpec(
-        name="kv", kind=PoolKind.K_ONLY, parts=[Part("k", "f16", (8, 64))],
-        layers=range(2), page_tokens=16, anchor=True,
-    )  # fmt: skip
-    recorder = Recorder()
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    # Workers start when they are first needed, and take it from here.
-    threading.setprofile(recorder)
-    try:
-        with tempfile.TemporaryDirectory() as root:
-            dock = Dock.load(require=["file"])
-            plan = dock.plan([pool], Shard(), prefer=["file"])
-            memory = np.ones((4 * PAGES, pool.page_bytes(Shard())), np.uint8)
-            regions = {"kv": Region.of(pool, Shard(), [memory], len(memory))}
-            settings = {"file": {"root": root, "free_space": 0}}
-            with Attachment.open(
-                dock, plan, Namespace(model="m"), regions, settings
-            ) as cache:
-                # Warm: files are open, threads are running, and the folder was
-                # read since it changed, which is not on the way of each page.
-                # It goes on being read until its time of change is 12 ms old.
-                for operation, turn in chain((("put", at) for at in range(5)), gets()):
-                    names = [f"{turn * PAGES + at:064x}" for at in range(PAGES)]
-                    move = getattr(cache, operation)
-                    pages = {"kv": np.arange(PAGES)}
-                    record(recorder, operation, lambda: move(names, pages))  # noqa: B023 - called at once
-                    found[operation] = (recorder.stack, sorted(recorder.files))
-    finally:
-        threading.setprofile(None)
-    return found
+    return functions[::-1]
 
 
 def transfers() -> int:
@@ -179,122 +159,156 @@ def transfers() -> int:
     return int(counts["syscr"]) + int(counts["syscw"])
 
 
-@attrs.define(eq=False)
-class Tally:
-    """What calls do, in all threads that were started after `threading.setprofile`."""
-
-    operation: str = ""
-    counts: Counter[str] = attrs.field(factory=Counter)
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:  # noqa: ANN401, ARG002 - the profiler's own
-        """Take one event of the profiler."""
-        if not self.operation or event not in {"call", "c_call"}:
-            return
-        self.counts[f"{self.operation}_calls"] += 1
-        module, name = getattr(arg, "__module__", ""), getattr(arg, "__name__", "")
-        if module in {"posix", "fcntl"} and name not in TRANSFERS:
-            self.counts[f"{self.operation}_system_calls"] += 1
-        if getattr(arg, "__qualname__", "") == "SimpleQueue.put":
-            self.counts[f"{self.operation}_handoffs"] += 1
-
-    def count(self, operation: str, call: Callable[[], object]) -> None:
-        """Make one call and add what it does."""
-        own = -transfers() + transfers()
-        before = transfers()
-        sys.setprofile(self)
-        self.operation = operation
-        try:
-            call()
-        finally:
-            self.operation = ""
-            sys.setprofile(None)
-        self.counts[f"{operation}_system_calls"] += transfers() - before - own
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Yield what records calls: workers take it when they are first needed."""
+    recorder = Recorder()
+    threading.setprofile(recorder)
+    try:
+        yield recorder
+    finally:
+        threading.setprofile(None)
 
 
-def attached(root: str, pools: int) -> Attachment:
-    """Attach pools of 4 KiB a page over one file store, of 4,000 pages for one pool."""
+@contextmanager
+def attached(
+    pools: int = 1, page_bytes: int = 4096, quota_bytes: int = 1 << 30
+) -> Iterator[Attachment]:
+    """Yield the pools `pool0` and so on, over one empty file store."""
+    width = page_bytes // (2 * 2 * 2 * 8 * 8)
     specs = [
         PoolSpec(
-            name=f"pool{at}", kind=PoolKind.K_ONLY, parts=[Part("k", "u8", (256,))],
-            layers=[0], page_tokens=16, anchor=not at,
+            name=f"pool{number}", kind=PoolKind.MHA, layers=range(2), page_tokens=8,
+            parts=[Part(name, "bf16", (8, width), shard_axis=0) for name in "kv"],
+            anchor=not number,
         )
-        for at in range(pools)
+        for number in range(pools)
     ]  # fmt: skip
     dock = Dock.load(require=["file"])
     plan = dock.plan(specs, Shard(), prefer=["file"])
-    memory = [np.ones((BATCH, 4096), np.uint8) for _ in specs]
+    memory = [np.ones((BATCH, page_bytes), np.uint8) for _ in specs]
     regions = {
-        one.name: Region.of(one, Shard(), [its], BATCH)
-        for one, its in zip(specs, memory, strict=True)
+        spec.name: Region.of(spec, Shard(), [pages], BATCH)
+        for spec, pages in zip(specs, memory, strict=True)
     }
-    settings = {
-        "file": {
-            "root": root,
-            "free_space": 0,
-            "quota": (16 if pools == 1 else 1024) << 20,
+    with tempfile.TemporaryDirectory() as root:
+        settings = {"file": {"root": root, "free_space": 0, "quota": quota_bytes}}
+        with Attachment.open(
+            dock, plan, Namespace(model="m"), regions, settings
+        ) as cache:
+            yield cache
+
+
+def moves(
+    cache: Attachment, pages: int, pools: int = 1
+) -> Iterator[dict[str, Callable[[], object]]]:
+    """Yield, of new pages each time, what puts them, looks them up and gets them."""
+    numbers = {f"pool{number}": np.arange(pages) for number in range(pools)}
+    turn = 0
+    while True:
+        names = [f"{turn:032x}{page:032x}" for page in range(pages)]
+        yield {
+            "put": partial(cache.put, names, numbers),
+            "exists": partial(cache.exists, names),
+            "get": partial(cache.get, names, numbers),
         }
-    }
-    return Attachment.open(dock, plan, Namespace(model="m"), regions, settings)
+        turn += 1
 
 
-def counts() -> dict[str, float]:
-    """Return the figures of `COUNT_LIMITS`."""
-    found: dict[str, float] = {}
-    for pools, turns, kinds in (
-        (1, 60, ("calls", "system_calls")),
-        (4, 5, ("handoffs",)),
-    ):
-        pages = {f"pool{at}": np.arange(BATCH) for at in range(pools)}
-        tally = Tally()
-        threading.setprofile(tally)
-        try:
-            with tempfile.TemporaryDirectory() as root, attached(root, pools) as cache:
-                for turn in range(2 * turns):
-                    names = [f"{turn:032x}{at:032x}" for at in range(BATCH)]
-                    cache.exists(names)
-                    for operation in SYSTEM_CALLS:
-                        move = partial(getattr(cache, operation), names, pages)
-                        if turn < turns:  # until the store is full
-                            move()
-                        else:
-                            tally.count(operation, move)
-        finally:
-            threading.setprofile(None)
-        for kind in kinds:
-            for operation in SYSTEM_CALLS:
-                name = f"{operation}_{kind}"
-                found[name] = tally.counts[name] / turns
-    return found
+def warm_calls(pages: int, page_bytes: int = 4096) -> dict[str, list[Call]]:
+    """Return what warm calls did: files are open, threads run, nothing is read anew."""
+    calls: dict[str, list[Call]] = {"get": [], "exists": [], "put": []}
+    with recording() as recorder, attached(page_bytes=page_bytes) as cache:
+        turns = moves(cache, pages)
+        first = next(turns)
+        for operation in ("put", "exists", "get"):
+            first[operation]()
+        for operation in ("get", "exists"):
+            end_s = time.monotonic() + SETTLING_S
+            while len(calls[operation]) < WARM_CALLS or time.monotonic() < end_s:
+                calls[operation].append(recorder.record(operation, first[operation]))
+        for _ in range(WARM_CALLS):
+            calls["put"].append(recorder.record("put", next(turns)["put"]))
+    return calls
+
+
+def usual(calls: list[Call]) -> Call:
+    """Return a call with the count that most of them have."""
+    counts = Counter(len(call.functions) for call in calls)
+    count = min(counts, key=lambda count: (-counts[count], count))
+    return next(call for call in calls if len(call.functions) == count)
+
+
+def full_store(turns: int = 60) -> list[Call]:
+    """Return what puts did in a store of 31 batches that is full."""
+    calls: list[Call] = []
+    with recording() as recorder, attached(quota_bytes=16 << 20) as cache:
+        for turn, move in zip(range(2 * turns), moves(cache, BATCH), strict=False):
+            move["exists"]()
+            if turn < turns:
+                move["put"]()
+            else:
+                calls.append(recorder.record("put", move["put"]))
+            move["get"]()
+    return calls
+
+
+def handoffs(turns: int = 5) -> dict[str, int]:
+    """Return the most hand-offs of a call with four pools."""
+    most: Counter[str] = Counter()
+    with recording() as recorder, attached(pools=4) as cache:
+        for turn, move in zip(range(turns), moves(cache, BATCH, 4), strict=False):
+            for operation in ("put", "get"):
+                call = recorder.record(operation, move[operation])
+                if turn:
+                    most[operation] = max(most[operation], call.handoffs)
+    return most
+
+
+def warm_figures(calls: dict[str, list[Call]], pages: int) -> dict[str, float]:
+    """Return the figures of warm calls of `pages` pages."""
+    figures: dict[str, float] = {}
+    for operation, recorded in calls.items():
+        call = usual(recorded)
+        figures[f"{operation}_{pages}_calls"] = len(call.functions)
+        if pages == 1:
+            figures[f"{operation}_modules"] = len(call.modules)
+            figures[f"{operation}_records"] = call.records
+            figures[f"{operation}_system_calls"] = call.system_calls
+            if operation in SYSTEM_CALLS:
+                figures[f"{operation}_frames"] = len(call.stack)
+    return figures
 
 
 def main(arguments: list[str]) -> int:
-    """Print the figures; return 1 if one is above its limit."""
-    began = time.monotonic()
-    figures: dict[str, float] = {}
+    """Print the figures; return 1 if no system call was seen."""
+    began_s = time.monotonic()
     status = 0
-    for operation, (stack, files) in measure().items():
-        most_frames, most_files = LIMITS[operation]
-        figures |= {f"{operation}_frames": len(stack), f"{operation}_files": len(files)}
-        print(
-            f"{operation}: {len(stack)} frames (at most {most_frames}) through "
-            f"{len(files)} files (at most {most_files})"
-        )
+    one_page = warm_calls(1)
+    figures = warm_figures(one_page, 1) | warm_figures(warm_calls(BATCH), BATCH)
+    for operation, system_call in SYSTEM_CALLS.items():
+        call = usual(one_page[operation])
+        if not call.stack:
+            print(f"{operation}: no {system_call} was seen")
+            status = 1
         if "--stacks" in arguments:
-            print(*(f"  {one}" for one in stack), sep="\n")
-            print(*(f"  {_short(one)}" for one in files), sep="\n")
-        if not stack:
-            print(f"{operation}: no {SYSTEM_CALLS[operation]} was seen")
-            status = 1
-        if len(stack) > most_frames or len(files) > most_files:
-            print(f"{operation}: above the limit; see --stacks")
-            status = 1
-    for name, count in counts().items():
-        figures[name] = round(count, 1)
-        print(f"{name}: {count:.1f} (at most {COUNT_LIMITS[name]})")
-        if count > COUNT_LIMITS[name]:
-            print(f"{name}: above the limit")
-            status = 1
-    print(f"measured in {time.monotonic() - began:.1f} s")
+            print(f"{operation} of one page:")
+            print(*(f"  {function}" for function in call.stack), sep="\n")
+            print(*(f"  {module}" for module in sorted(call.modules)), sep="\n")
+    for operation, most in handoffs().items():
+        figures[f"{operation}_handoffs"] = most
+    for operation, calls in warm_calls(BATCH, 64 << 10).items():
+        if operation in SYSTEM_CALLS:
+            figures[f"{operation}_large_calls"] = len(usual(calls).functions)
+    full = full_store()
+    for name, counts in (
+        ("calls", [len(call.functions) + call.c_functions for call in full]),
+        ("system_calls", [call.system_calls for call in full]),
+    ):
+        figures[f"put_full_{name}"] = round(mean(counts), 1)
+    for name, count in figures.items():
+        print(f"{name:24} {count:6}")
+    print(f"measured in {time.monotonic() - began_s:.1f} s")
     print(json.dumps(figures))
     return status
 
