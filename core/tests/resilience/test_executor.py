@@ -16,7 +16,7 @@ from kvdock.resilience.executor import (
     CallRejected,
     ConcurrencyQuota,
     DeadlineExecutor,
-    RunResult,
+    Job,
     WorkerExit,
 )
 
@@ -25,7 +25,7 @@ def soon(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
 
 
-def rejected(ran: RunResult) -> bool:
+def rejected(ran: Job) -> bool:
     return isinstance(ran.error, CallRejected) and not ran.abandoned
 
 
@@ -35,7 +35,7 @@ def ended(executor: DeadlineExecutor) -> bool:
 
 def test_a_call_returns_what_the_work_returns_or_raises() -> None:
     executor = DeadlineExecutor("t", 2, 2)
-    assert executor.run(lambda: 7, soon()).value == 7
+    assert executor.run(lambda: 7, soon()).result == 7
     assert isinstance(executor.run(lambda: 1 // 0, soon()).error, ZeroDivisionError)
     assert ended(executor)
 
@@ -49,13 +49,13 @@ def test_what_would_end_a_thread_is_an_error_like_any_other() -> None:
     error = executor.run(leave, soon()).error
     assert isinstance(error, WorkerExit)
     assert "SystemExit" in str(error)
-    assert executor.run(lambda: 1, soon()).value == 1
+    assert executor.run(lambda: 1, soon()).result == 1
     assert ended(executor)
 
 
 def test_calls_one_after_the_other_share_a_thread() -> None:
     executor = DeadlineExecutor("t", 4, 4)
-    names = {executor.run(threading.current_thread, soon()).value for _ in range(20)}
+    names = {executor.run(threading.current_thread, soon()).result for _ in range(20)}
     assert len(names) == executor.threads == 1
     assert ended(executor)
     assert executor.threads == 0
@@ -103,7 +103,7 @@ def test_so_many_calls_may_be_left_behind_and_no_more() -> None:
     assert executor.threads == 3
     go_on.set()
     until(lambda: not executor.at_capacity)
-    assert executor.run(lambda: 1, soon()).value == 1
+    assert executor.run(lambda: 1, soon()).result == 1
     assert ended(executor)
 
 
@@ -137,7 +137,7 @@ def test_background_tasks_of_one_kind_take_no_quota_from_others() -> None:
         assert started == [True, True, False, False]
     assert executor.abandoned == 4
     assert not executor.at_capacity
-    assert executor.run(lambda: 1, soon()).value == 1
+    assert executor.run(lambda: 1, soon()).result == 1
     go_on.set()
     assert ended(executor)
 
@@ -156,7 +156,7 @@ def test_a_sign_of_life_makes_room_beside_calls_that_hang_for_ever() -> None:
     go_on.set()
     until(lambda: not executor.abandoned)
     assert not executor.at_capacity
-    assert executor.run(lambda: 1, soon()).value == 1
+    assert executor.run(lambda: 1, soon()).result == 1
     assert ended(executor)
 
 
@@ -230,7 +230,7 @@ def test_a_thread_that_cannot_be_started_is_not_booked(
             assert rejected(ran)
             assert "can't start" in str(ran.error)
             assert not executor.spawn(ConcurrencyQuota(1), lambda: None)
-    assert executor.run(lambda: 1, soon()).value == 1
+    assert executor.run(lambda: 1, soon()).result == 1
     assert executor.shutdown(soon(), lambda: None)
 
 
@@ -238,7 +238,7 @@ def test_the_callers_context_goes_with_the_call() -> None:
     word: contextvars.ContextVar[str] = contextvars.ContextVar("word")
     word.set("traced")
     executor = DeadlineExecutor("t", 1, 1)
-    assert executor.run(word.get, soon()).value == "traced"
+    assert executor.run(word.get, soon()).result == "traced"
     assert ended(executor)
 
 
@@ -257,7 +257,7 @@ def test_many_threads_at_once_lose_no_call() -> None:
 
     def client(number: int) -> None:
         found.extend(
-            executor.run(partial(int, at), soon()).value
+            executor.run(partial(int, at), soon()).result
             for at in range(number, number + 50)
         )
 
@@ -313,7 +313,7 @@ def test_signals_at_any_moment_leave_an_executor_that_works() -> None:
         while time.monotonic() < end:
             # With a thread at hand: one that is interrupted while it starts
             # another leaves a traceback of the interpreter's.
-            assert executor.run(lambda: 1, soon()).value == 1
+            assert executor.run(lambda: 1, soon()).result == 1
             try:
                 armed = True
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 6e-5), 0.1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from shelf import (
@@ -20,7 +21,6 @@ from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import StagingPolicy
 from kvdock.errors import KvdockError
 from kvdock.resilience.channel import MemoryUse
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvdock.resilience.executor import Job

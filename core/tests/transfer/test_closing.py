@@ -104,7 +104,7 @@ def test_a_forked_child_misses_at_once_and_releases_nothing() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
         channel = cache._backends.channels["shelf"]
-        executor = channel._executor
+        executor = channel.executor
         kept = executor.guard._pid, executor._lock
         # As a thread leaves it that is inside while the process forks.
         executor.guard._pid, executor._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock

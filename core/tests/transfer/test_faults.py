@@ -170,7 +170,7 @@ def drive_once(trial: Trial) -> None:
                 assert (engine.rows(pool, pages.tolist()) == REUSED).all()
                 assert not cache.leases(pool).in_use(range(PAGES)).any()
             for attached in cache.pools_by_name.values():
-                mode = attached.mode
+                mode = attached.nearest.mode
                 mode = mode.loads if isinstance(mode, StagedLoads) else mode
                 if isinstance(mode, StagedTransfer):
                     assert len(mode.staging._free) == core.calls.staging_buffers

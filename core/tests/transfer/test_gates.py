@@ -198,7 +198,7 @@ def test_a_pool_is_staged_unless_plan_and_settings_agree_on_a_gate(
     core = patient(calls={"staging": str(asked)})
     space = Namespace(model="m")
     with Attachment.open(dock, plan, space, regions, core=core) as cache:
-        mode = cache["kv"].mode
+        mode = cache["kv"].nearest.mode
         assert isinstance(mode, ZeroCopyTransfer if gates else StagedTransfer)
         assert not gates or (isinstance(mode, ZeroCopyTransfer) and mode.gated)
 
@@ -213,8 +213,8 @@ def test_a_staged_batch_is_no_larger_than_a_cache_takes() -> None:
         assert cache.put(names, engine.where(range(20))).pages == 20
         most = max(len(call) for call in engine.shelf.calls)
         assert most == pool.nearest.batch_pages == max(1, 4096 // pool.page_bytes)
-        assert isinstance(pool.mode, StagedTransfer)
-        assert len(pool.mode.staging._free[0].rows) == most
+        assert isinstance(pool.nearest.mode, StagedTransfer)
+        assert len(pool.nearest.mode.staging._free[0].rows) == most
         assert cache.get(names, engine.where(range(20))).pages == 20
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 from kvdock.peers.messages import Completion
+from kvdock.resilience.background_executor import DeadlineFuture
 from kvdock.synchronization import MAX_WAIT_S, new_condition, remaining_s
-from kvdock.transfer.futures import DeadlineFuture
 
 if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray, UInt64Array

@@ -9,12 +9,13 @@ that wait, and say that they may, are run as one.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import attrs
 import numpy as np
@@ -35,27 +36,63 @@ MOST_AT_ONCE = 8 << 20
 """Bytes up to which tasks are run as one: the first one then waits some 2 ms more."""
 
 
-class QueuedFuture(Protocol):
-    """The part of a future that an executor needs."""
+class DeadlineFuture:
+    """Work that ends by its deadline, also while it waits for a worker.
+
+    Work that runs ends with its call, which has the same deadline.
+
+    Args:
+        deadline_s: On `time.monotonic()`'s clock.
+        lock: Guards what it knows.
+    """
+
+    def __init__(self, deadline_s: float, lock: threading.Lock) -> None:
+        self.deadline_s = deadline_s
+        self._lock = lock
+        self._running = False
+        self._outcomes: OutcomeArray | None = None
 
     @property
     def ended(self) -> bool:
-        """Return whether its outcomes are known."""
-
-    def __len__(self) -> int:
-        """Return how many outcomes it has."""
+        """Return whether the outcomes are known and will not change."""
+        if self._outcomes is None and time.monotonic() >= self.deadline_s:
+            self.reject(Outcome.TIMEOUT)
+        return self._outcomes is not None
 
     def start(self) -> bool:
         """Begin to run; return False if it has ended."""
+        with self._lock:
+            if self._outcomes is None and time.monotonic() < self.deadline_s:
+                self._running = True
+        return not self.ended
+
+    def __len__(self) -> int:
+        """Return how many outcomes it has."""
+        raise NotImplementedError
 
     def finish(self, outcomes: OutcomeArray) -> None:
         """End with the outcomes."""
+        raise NotImplementedError
 
     def reject(self, outcome: Outcome) -> None:
-        """End with one outcome, unless it runs."""
+        """End with one outcome for all of it, unless it runs."""
+        raise NotImplementedError
+
+    def _wait_until(self, until_s: float) -> None:
+        """Wait for the outcomes until then."""
+        raise NotImplementedError
+
+    def _wait_ended(self, end_s: float) -> bool:
+        """Wait until it has ended; return whether it has."""
+        while not self.ended:
+            if time.monotonic() >= end_s:
+                return False
+            # Until its deadline it may still wait for a worker.
+            self._wait_until(end_s if self._running else min(end_s, self.deadline_s))
+        return True
 
 
-Futures = list[QueuedFuture]
+Futures = list[DeadlineFuture]
 
 
 @attrs.frozen(eq=False)
@@ -86,7 +123,7 @@ class Group:
 class _Task:
     """A task in the queue, and what it does."""
 
-    future: QueuedFuture
+    future: DeadlineFuture
     work: Work
     group: Group | None = None
 
@@ -112,7 +149,7 @@ class BackgroundExecutor:
         self._guard = ProcessGuard()
 
     def submit(
-        self, future: QueuedFuture, work: Work, group: Group | None = None
+        self, future: DeadlineFuture, work: Work, group: Group | None = None
     ) -> None:
         """Queue a task; reject it, at once, if the queue is full.
 
@@ -144,7 +181,7 @@ class BackgroundExecutor:
         return Outcome.OK
 
     def _start(self, tasks: list[_Task]) -> bool:
-        """Have a worker run tasks, and what waits then; with the lock held."""
+        """Have a worker run tasks as one job; with the lock held."""
         try:
             inbox = self._workers.take()
         except RuntimeError as error:  # a limit of the system

@@ -1,8 +1,8 @@
 """Call one backend with a deadline, a circuit breaker and bounded concurrency.
 
 A channel has the backend's executor, a breaker for each operation, and a
-throttled log. A call of the engine is a job of that executor (`work`), and each batch
-of it one call of the plugin (`io`). Whatever the plugin does, there is one outcome for
+throttled log. A call of the engine is a job of that executor, and each batch of it one
+call of the plugin (`io`). Whatever the plugin does, there is one outcome for
 each key by the deadline.
 """
 
@@ -46,8 +46,6 @@ from kvdock.resilience.executor import (
     CallRejected,
     DeadlineExecutor,
     Job,
-    RunResult,
-    Work,
     WorkerExit,
 )
 from kvdock.resilience.negative_cache import NegativeCache
@@ -154,6 +152,7 @@ class BackendChannel:
     """All calls to one backend.
 
     Attributes:
+        executor: Runs the jobs of calls.
         listening: Whether there is any observer.
         observed: Whether one wants to know what calls took and moved.
         observes_pages: Whether one is told what became of each page.
@@ -167,7 +166,7 @@ class BackendChannel:
         self.negative_cache = NegativeCache(core.negative_cache)
         self.loads = LoadMeter()
         self.core = core
-        self._executor = DeadlineExecutor(
+        self.executor = DeadlineExecutor(
             f"kvdock-{self.name}",
             core.calls.max_concurrent_calls,
             core.calls.max_abandoned_calls,
@@ -215,7 +214,7 @@ class BackendChannel:
         self.background = BackgroundTasks(
             backend,
             core,
-            self._executor,
+            self.executor,
             self.breakers,
             self._log,
             self.notify if self._listeners else None,
@@ -224,12 +223,12 @@ class BackendChannel:
     @property
     def abandoned_calls(self) -> int:
         """Abandoned calls and background tasks that have not ended."""
-        return self._executor.abandoned
+        return self.executor.abandoned
 
     @property
     def threads(self) -> int:
         """Threads of this channel that are alive."""
-        return self._executor.threads
+        return self.executor.threads
 
     def notify(self, event: Event) -> None:
         """Notify observers; log and swallow their exceptions."""
@@ -288,7 +287,7 @@ class BackendChannel:
         end_s = deadline_s or self.core.deadlines.until("attach")
         timeout_s = round(max(0.0, end_s - time.monotonic()), 1)
         who = f"backend {self.name!r}"
-        ran = self._executor.run(call, end_s, late=late)
+        ran = self.executor.run(call, end_s, late=late)
         if ran.abandoned:
             raise AttachError(
                 f"{who} did not {what} pool {pool.name!r} within {timeout_s:g} s",
@@ -302,7 +301,7 @@ class BackendChannel:
             raise AttachError(
                 f"{who} refuses pool {pool.name!r}: {error.what}", fix=error.fix
             ) from ran.error
-        return cast("T", ran.value)
+        return cast("T", ran.result)
 
     def on_close(self, step: Callable[[], None]) -> None:
         """Add a step of closing; steps run in reverse order, without calls."""
@@ -314,13 +313,13 @@ class BackendChannel:
         Building the keys of a long prefix, or hashing pages that are not
         stored, would cost the engine more than the call that is not made.
         """
-        if self._executor.guard.forked:
+        if self.executor.guard.forked:
             return True
         if operation in _MOVING and self._held >= self.core.calls.max_abandoned_calls:
             return True  # each more would keep pages from the engine
         breaker = self.breakers[operation]
         if breaker.state is not BreakerState.OPEN:
-            if not (self._executor.abandoned and self._executor.at_capacity):
+            if not (self.executor.abandoned and self.executor.at_capacity):
                 return False
             # Only a probe can find out whether calls that hang will ever end.
             breaker.trip()
@@ -386,12 +385,12 @@ class BackendChannel:
         A backend's client must not be closed under a call. If one is still
         running at the deadline, the pools are released when it ends.
         """
-        if self._executor.guard.forked:
+        if self.executor.guard.forked:
             return True  # the pools are the parent's, who releases them
         self._closing = True
         self.background.close()
         # Reject calls that have not started: none may run after release.
-        self._executor.stop_accepting()
+        self.executor.stop_accepting()
         # Serialize concurrent close() calls.
         if not self._ending.acquire(timeout=remaining_s(deadline_s)):
             return False
@@ -406,47 +405,30 @@ class BackendChannel:
         steps, self._steps = self._steps[::-1], []
         # Half of the time for calls under way, the rest for releasing.
         now = time.monotonic()
-        if not self._executor.wait_idle(now + max(0.0, deadline_s - now) / 2):
+        if not self.executor.wait_idle(now + max(0.0, deadline_s - now) / 2):
             log.warning(
                 "backend %s: closed with %d calls still running; its pools are "
                 "released when they end",
                 self.name,
-                self._executor.abandoned,
+                self.executor.abandoned,
             )
-            return self._executor.shutdown(now, lambda: self._run_steps(steps))
+            return self.executor.shutdown(now, lambda: self._run_steps(steps))
         for at, step in enumerate(steps):
             end = min(deadline_s, self.core.deadlines.until("release"))
             share = (deadline_s - time.monotonic()) / (len(steps) - at)
             self._step_within(step, min(end, time.monotonic() + share))
-        return self._executor.shutdown(deadline_s, lambda: None)
+        return self.executor.shutdown(deadline_s, lambda: None)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no call is under way, abandoned ones included."""
         deadline_s = time.monotonic() + timeout_s
-        return self._executor.wait_idle(deadline_s) and self._none_held(deadline_s)
+        return self.executor.wait_idle(deadline_s) and self._none_held(deadline_s)
 
-    def work(self, work: Work, deadline_s: float, job: Job | None = None) -> RunResult:
-        """Do the work of one call, where a backend that hangs may keep the thread.
-
-        Args:
-            work: What to do, in one job: all batches of the call, and what is done
-                with their memory.
-            deadline_s: The call's, on `time.monotonic()`'s clock.
-            job: That of the background task, or of the larger call, that this belongs
-                to: then it is done on the caller's thread. Without one it is done on a
-                worker, and the caller waits until the deadline and some grace.
-
-        Raises:
-            Abandoned: If such a job was abandoned meanwhile.
-        """
-        if job is None:
-            grace_s = self.core.deadlines.grace
-            if LIMIT.get() is not None:
-                grace_s = _GRACE_OF_LIMITS_S
-            return self._executor.work(work, deadline_s + grace_s)
-        if job.executor is self._executor:
-            return RunResult(work(job))
-        return self._executor.host(job, work, deadline_s)
+    def latest(self, deadline_s: float) -> float:
+        """Return until when to wait for a call with this deadline: some grace."""
+        if LIMIT.get() is not None:
+            return deadline_s + _GRACE_OF_LIMITS_S
+        return deadline_s + self.core.deadlines.grace
 
     def call(
         self,
@@ -462,24 +444,26 @@ class BackendChannel:
             batch: What to do, with a deadline; no more keys than the backend
                 takes at once.
             late: Called when an abandoned call really ends.
-            job: As for `work`.
+            job: That of the larger call that it belongs to.
         """
         use = MemoryUse(late or (lambda: None))
+        result: BatchResult | None = None
 
-        def work(job: Job) -> BatchResult:
+        def work(job: Job) -> None:
+            nonlocal result
             try:
-                return self.io(job, handle, batch, use)
+                result = self.io(job, handle, batch, use)
             finally:
                 if job.abandoned:
                     use.end()
 
-        ran = self.work(work, batch.deadline_s, job)
-        if ran.abandoned:
+        done = self.executor.work(work, self.latest(batch.deadline_s), job)
+        if done.abandoned:
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
-        if ran.error is not None:
-            outcome = self.rejected(batch.operation, batch.pool, len(batch), ran.error)
-            return CallResult(BatchResult.all(batch, outcome))
-        return CallResult(ran.value, abandoned=use.held)
+        if result is None:
+            outcome = self.rejected(batch.operation, batch.pool, len(batch), done.error)
+            result = BatchResult.all(batch, outcome)
+        return CallResult(result, abandoned=use.held)
 
     def io(self, job: Job, handle: object, batch: Batch, use: MemoryUse) -> BatchResult:
         """Run one batch of a job, on its thread; one outcome for each key.
@@ -498,24 +482,21 @@ class BackendChannel:
         # Its end is a decision, and says nothing about the backend.
         decided = loads and LIMIT.get() is not None
         grace_s = _GRACE_OF_LIMITS_S if decided else self.core.deadlines.grace
-        call: Callable[[], object] = partial(
-            self._batch_hook, handle=handle, batch=batch
+        answer: object
+        job.leave(
+            batch.deadline_s + grace_s,
+            partial(self._record_overrun, breaker, batch, began, decided, use),
         )
-        if self._calls_stores and batch.remote is None:
-            # What sends to a peer finds its own way.
-            store = cast("PoolStore", handle)
-            call = partial(store.run, batch)
         try:
-            answer = job.outside(
-                call,
-                batch.deadline_s + grace_s,
-                partial(self._record_overrun, breaker, batch, began, decided, use),
-            )
+            if self._calls_stores and batch.remote is None:
+                answer = cast("PoolStore", handle).run(batch)
+            else:  # what sends to a peer finds its own way
+                answer = self._batch_hook(handle=handle, batch=batch)
         except Exception as error:  # noqa: BLE001 - plugin code
             answer = error
         except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
             answer = WorkerExit(repr(error))
-        if job.abandoned:
+        if not job.resume():
             self._on_late_end(answer, batch, began, use)
             raise Abandoned
         result = _validated(batch, answer)
@@ -559,17 +540,17 @@ class BackendChannel:
             use.abandon()
 
     def rejected(
-        self, operation: Operation, pool: str, keys: int, error: Exception
+        self, operation: Operation, pool: str, keys: int, error: Exception | None
     ) -> Outcome:
         """Return the outcome of a call that was not started, and log why.
 
         Raises:
             Exception: `error`, if it is another one: a defect of ours.
         """
-        if not isinstance(error, CallRejected):
+        if error is not None and not isinstance(error, CallRejected):
             raise error
-        cut = "too many calls are abandoned" if self._executor.at_capacity else ""
-        why = str(error) or cut
+        cut = "too many calls are abandoned" if self.executor.at_capacity else ""
+        why = str(error or "") or cut
         self._log.warning(
             f"rejected {operation} {pool}",
             f"backend {self.name}: {operation} of {keys} keys of pool {pool} was not "
@@ -656,7 +637,7 @@ class BackendChannel:
         )
 
     def _step_within(self, step: Callable[[], None], deadline_s: float) -> None:
-        ran = self._executor.run(
+        ran = self.executor.run(
             lambda: self._run_steps([step]), deadline_s, closes=True
         )
         if ran.abandoned:

@@ -18,10 +18,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-
-import attrs
 
 from kvdock.resilience.workers import Inbox, Workers
 from kvdock.synchronization import (
@@ -77,30 +74,10 @@ class ConcurrencyQuota:
         """Discount all calls taken so far, within limits."""
         self._discounted = min(self.taken, (MAX_DISCOUNTS - 1) * self.limit)
 
-    def acquire(self) -> None:
-        """Count one more."""
-        self.taken += 1
-
     def release(self) -> None:
         """Count one less."""
         self.taken -= 1
         self._discounted = min(self._discounted, self.taken)
-
-
-@attrs.frozen(eq=False)
-class RunResult:
-    """The end of a job as its caller sees it.
-
-    Args:
-        value: What the work returned.
-        error: What it raised; or `CallRejected` if it was never started, or
-            `WorkerExit` for what would end a thread.
-        abandoned: Whether it did not end by its deadline and still runs.
-    """
-
-    value: Any = None
-    error: Exception | None = None
-    abandoned: bool = False
 
 
 class CallRejected(Exception):  # noqa: N818 - becomes an outcome
@@ -126,9 +103,9 @@ class Job:
     """One piece of work, until its end or until it is abandoned.
 
     Its lock says who acts for it. The worker has the lock while it prepares memory and
-    records what came of a batch, and releases it while the code of a backend runs, see
-    `outside`. Who waits for the job abandons it with the lock held: so either of them
-    records the end of a batch, and never both.
+    records what came of a batch, and releases it while the code of a backend runs,
+    between `leave` and `resume`. Who waits for the job abandons it with the lock held:
+    so either of them records the end of a batch, and never both.
 
     Args:
         work: What to do.
@@ -137,15 +114,19 @@ class Job:
     Attributes:
         executor: Has counted it as under way; None if none has.
         quota: Bounds how many jobs of its kind are abandoned.
-        ended: Whether its work has ended, or was never begun.
-        abandoned: Whether nobody waits for its work any more.
-        on_lost: Called after it was abandoned, by who did so.
+        result: What its work returned.
+        error: What it raised; `CallRejected` if it was never begun, `WorkerExit` for
+            what would end a thread.
+        ended: Whether its work has ended.
+        abandoned: Whether no caller waits for its work any more.
+        on_abandon: Records that the backend's call was abandoned; see `leave`.
+        on_lost: Called after that.
+        on_end: Called on the worker's thread at the end; returns what is done once the
+            thread is free again.
     """
 
     __slots__ = (
         "_context",
-        "_on_abandon",
-        "_watch",
         "_work",
         "abandoned",
         "done",
@@ -153,10 +134,13 @@ class Job:
         "error",
         "executor",
         "lock",
+        "on_abandon",
+        "on_end",
         "on_lost",
         "quota",
         "result",
         "until_s",
+        "watch",
     )
 
     def __init__(self, work: Work, until_s: float = math.inf) -> None:
@@ -170,68 +154,50 @@ class Job:
         self.result: Any = None
         self.error: Exception | None = None
         self.on_lost: Callable[[], None] | None = None
-        self._on_abandon: Callable[[bool], None] | None = None
-        self._watch: Callable[[float], None] | None = None
+        self.on_end: Callable[[Job], Callable[[], None] | None] | None = None
+        self.watch: Callable[[float], None] | None = None
+        self.on_abandon: Callable[[bool], None] | None = None
         self._work: Work | None = work
         # The engine's trace context continues on the worker thread.
         self._context = contextvars.copy_context()
 
-    def run(self) -> None:
-        """Do the work and keep its result or error; on the worker's thread."""
+    def run(self) -> Callable[[], None] | None:
+        """Do the work and keep its result or error; a task of `Workers`."""
         with self.lock:
             work, self._work = self._work, None
-            if work is None or self.abandoned:
-                return
-            try:
-                self.result = self._context.run(work, self)
-            except Abandoned:
-                return
-            except Exception as error:  # noqa: BLE001 - carried to the caller
-                self.error = error
-            except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
-                self.error = WorkerExit(repr(error))
-            self.ended = True
+            if work is not None and not self.abandoned:
+                try:
+                    self.result = self._context.run(work, self)
+                except Abandoned:
+                    pass
+                except Exception as error:  # noqa: BLE001 - carried to the caller
+                    self.error = error
+                except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
+                    self.error = WorkerExit(repr(error))
+                self.ended = not self.abandoned
+        return self.on_end(self) if self.on_end is not None else None
 
-    def outside(
-        self,
-        call: Callable[[], Any],
-        until_s: float,
-        on_abandon: Callable[[bool], None] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever the call returns
-        """Run the code of a backend; the job may be abandoned meanwhile.
+    def leave(
+        self, until_s: float, on_abandon: Callable[[bool], None] | None = None
+    ) -> None:
+        """Begin to run the code of a backend: the job may be abandoned meanwhile.
 
         Args:
-            call: What may hang.
             until_s: Until when to wait for it.
             on_abandon: Records that it was abandoned, with the job's lock held and on
                 the thread of who waited; its argument says whether it was late. False
                 is an interrupt of who waited.
-
-        Returns:
-            What it returns, also after the job was abandoned.
         """
-        self.until_s, self._on_abandon = until_s, on_abandon
-        if self._watch is not None:
-            self._watch(until_s)
+        self.until_s, self.on_abandon = until_s, on_abandon
+        if self.watch is not None:
+            self.watch(until_s)
         self.lock.release()
-        try:
-            return call()
-        finally:
-            self.lock.acquire()
-            self._on_abandon = None
 
-    def record_abandoned(self, *, overran: bool) -> None:
-        """Do what is due when it is abandoned; with its lock held."""
-        try:
-            if self._on_abandon is not None:
-                self._on_abandon(overran)
-        finally:
-            if self.on_lost is not None:
-                self.on_lost()
-
-    def watched_by(self, watch: Callable[[float], None] | None) -> None:
-        """Have it tell of each time until which it is to be waited for."""
-        self._watch = watch
+    def resume(self) -> bool:
+        """Go on after the code of a backend; return False if it was abandoned."""
+        self.lock.acquire()
+        self.on_abandon = None
+        return not self.abandoned
 
 
 class DeadlineExecutor:
@@ -295,7 +261,7 @@ class DeadlineExecutor:
         late: OnLateEnd | None = None,
         *,
         closes: bool = False,
-    ) -> RunResult:
+    ) -> Job:
         """Run one call that may hang on a worker thread, and wait for it.
 
         Args:
@@ -311,75 +277,85 @@ class DeadlineExecutor:
 
         def work(job: Job) -> object:
             result = None
+            job.leave(deadline_s)
             try:
-                result = job.outside(call, deadline_s)
+                result = call()
             finally:
-                if job.abandoned:
+                if not job.resume():
                     self._run_late(late, result)
             return result
 
-        return self.work(work, deadline_s, late, closes=closes)
+        return self.work(work, deadline_s, late=late, closes=closes)
 
     def work(
         self,
         work: Work,
         until_s: float,
-        unclaimed: OnLateEnd | None = None,
+        job: Job | None = None,
         *,
+        late: OnLateEnd | None = None,
         closes: bool = False,
-    ) -> RunResult:
-        """Do a job on a worker thread, and wait for it.
+    ) -> Job:
+        """Do the work of one call, where a backend that hangs may keep the thread.
 
         Args:
-            work: What to do.
+            work: What to do, in one job.
             until_s: Until when to wait, unless the job says otherwise.
-            unclaimed: Called with the result if the thread that waits is interrupted
-                after the job has ended.
+            job: That of the background task, or of the larger call, that the work
+                belongs to: then it is done on the caller's thread. Without one it is
+                done on a worker, and the caller waits.
+            late: Called with the result if the thread that waits is interrupted after
+                the work has ended.
             closes: Whether it is a step of closing, which is never rejected.
+
+        Returns:
+            The job: ended, rejected, or abandoned.
+
+        Raises:
+            Abandoned: If a job that was given was abandoned meanwhile.
         """
+        if job is not None:
+            return self._host(job, work, until_s)
         job = Job(work, until_s)
         try:
             self._dispatch(job, until_s, closes=closes)
             while not job.done.acquire(timeout=remaining_s(job.until_s)):
-                if self._abandon_late(job):
-                    return RunResult(abandoned=True)
-                if job.ended and job.done.acquire():
+                if self._abandon_late(job) or (job.ended and job.done.acquire()):
                     break
         except CallRejected as error:
-            return RunResult(error=error)
+            job.error = error
         except BaseException:  # an interrupt of the waiting thread
             if job.executor is not None and not job.abandoned:
                 with job.lock:
                     if not job.ended:
                         self._abandon(job, overran=False)
                 if job.ended:
-                    self._run_late(unclaimed, job.result)
+                    self._run_late(late, job.result)
             raise
-        return RunResult(job.result, job.error)
+        return job
 
-    def host(self, job: Job, work: Work, deadline_s: float) -> RunResult:
-        """Do a part of a background task's job, on its thread.
-
-        Raises:
-            Abandoned: If the job was abandoned meanwhile.
-        """
-        if self.guard.forked:
-            return RunResult(error=CallRejected("this is a forked child"))
+    def _host(self, job: Job, work: Work, deadline_s: float) -> Job:
+        """Do work that belongs to a job, on its thread."""
+        if job.executor is self:
+            work(job)
+            return job
+        job.error = None
         try:
+            if self.guard.forked:
+                raise CallRejected("this is a forked child")  # noqa: TRY301 - as below
             with self._lock:
                 self._admit(deadline_s, closes=False)
                 self._begin_watch(job)
                 self._busy += 1
                 self._running += 1
         except CallRejected as error:
-            return RunResult(error=error)
-        job.executor, job.quota = self, self._overrun
-        job.watched_by(self._watch)
+            job.error = error
+            return job
+        job.executor, job.quota, job.watch = self, self._overrun, self._watch
         try:
-            return RunResult(work(job))
+            work(job)
         finally:
-            job.executor = None
-            job.watched_by(None)
+            job.executor = job.watch = None
             if job.abandoned:
                 self._end_late(job)
             with self._lock:
@@ -387,6 +363,7 @@ class DeadlineExecutor:
                 self._busy -= not job.abandoned
                 last = self._finish_one()
             self._run_final(last)
+        return job
 
     def spawn(self, quota: ConcurrencyQuota, call: Callable[[], Any]) -> bool:
         """Start a task whose result no caller waits for; return whether it was started.
@@ -399,7 +376,7 @@ class DeadlineExecutor:
         with self._lock:
             if quota.full or self._closing:
                 return False
-            quota.acquire()
+            quota.taken += 1
             try:
                 inbox = self._workers.take()
             except RuntimeError:  # a limit of the system
@@ -411,7 +388,8 @@ class DeadlineExecutor:
             self.abandoned += 1
             self._running += 1
             job.quota = quota
-            inbox.put(partial(self._run, job))
+            job.on_end = self._ended
+            inbox.put(job.run)
         self._moved()
         return True
 
@@ -486,7 +464,12 @@ class DeadlineExecutor:
             self.abandoned += 1
             self._changed.notify()
         self._moved()
-        job.record_abandoned(overran=overran)
+        try:
+            if job.on_abandon is not None:
+                job.on_abandon(overran)
+        finally:
+            if job.on_lost is not None:
+                job.on_lost()
 
     def _is_rejecting(self, *, closes: bool) -> bool:
         return self._closed or (not closes and (self._closing or self.at_capacity))
@@ -554,7 +537,8 @@ class DeadlineExecutor:
     def _dispatch(self, job: Job, deadline_s: float, *, closes: bool) -> None:
         if self.guard.forked:
             raise CallRejected("this is a forked child")
-        task = partial(self._run, job)
+        job.on_end = self._ended
+        task = job.run
         with self._lock:
             if self._overrun.taken or self._closing or self._busy >= self._at_once:
                 self._admit(deadline_s, closes=closes)
@@ -572,9 +556,8 @@ class DeadlineExecutor:
         except RuntimeError as error:  # a limit of the system
             raise CallRejected(str(error)) from error
 
-    def _run(self, job: Job) -> Callable[[], None] | None:
-        """Run a job and count its end; return what tells who waits for it."""
-        job.run()
+    def _ended(self, job: Job) -> Callable[[], None] | None:
+        """Count the end of a job; return what tells who waits for it."""
         waits = job.executor is self and not job.abandoned
         if not waits:
             self._end_late(job)

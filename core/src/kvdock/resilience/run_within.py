@@ -49,4 +49,4 @@ def run_within(
         )
     if found.error is not None:
         raise found.error
-    return cast("T", found.value)
+    return cast("T", found.result)

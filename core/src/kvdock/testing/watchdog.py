@@ -45,7 +45,7 @@ class Watchdog:
             raise DidNotReturn(f"{what} has not returned after {limit_s:.1f} s")
         if found.error is not None:
             raise found.error
-        return cast("T", found.value)
+        return cast("T", found.result)
 
     def close(self) -> None:
         """End the workers; one that hangs is left to itself."""

@@ -24,6 +24,7 @@ from kvdock.transfer.page_indices import (
     as_page_indices,
     check_pages,
     duplicate_positions,
+    unanswered,
 )
 from kvdock.transfer.result import NO_PAGE
 
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
     from kvdock.resilience.channel import BackendChannel
     from kvdock.resilience.executor import Job
     from kvdock.transfer.host_memory import HostBuffer
-    from kvdock.transfer.modes import Transfer
     from kvdock.transfer.placement import Placement
 
 _OK = int(Outcome.OK)
 """A plain number: comparing an array with a member takes numpy microseconds."""
 _ABSENT = int(Outcome.ABSENT)
-_TIMEOUT = int(Outcome.TIMEOUT)
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +64,13 @@ class AttachedPool:
     _chain: Chain | None = attrs.field(default=None, repr=False)
     landing: HostBuffer | None = attrs.field(default=None, repr=False)
     _notifying: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
+    physical: bool = attrs.field(init=False, repr=False)
+    """Whether a page has bytes."""
     _max_age_s: float = attrs.field(init=False, repr=False)
+
+    @physical.default
+    def _of_region(self) -> bool:
+        return self.region.physical
 
     @_max_age_s.default
     def _of_settings(self) -> float:
@@ -92,19 +97,9 @@ class AttachedPool:
         return self.nearest.handle
 
     @property
-    def mode(self) -> Transfer:
-        """The path of bytes from and to the nearest backend."""
-        return self.nearest.mode
-
-    @property
     def reach(self) -> Scope:
         """How far what it stores is found: as far as its farthest placement's."""
         return max(one.channel.backend.manifest.sharing for one in self.placements)
-
-    @property
-    def object_bytes(self) -> Int64Array:
-        """Bytes of each object of a page in the nearest backend, with trailers."""
-        return self.nearest.object_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -149,7 +144,7 @@ class AttachedPool:
         seconds = np.zeros(len(hashes) + 1)
         for at, placement in enumerate(self.placements):
             mine = tiers == at
-            if self.region.physical and mine.any():
+            if self.physical and mine.any():
                 pages = np.concatenate([[0], np.cumsum(mine)])
                 curve = placement.channel.loads.curve(self.pool.name)
                 curves[placement.backend, self.pool.name] = curve
@@ -259,6 +254,7 @@ class AttachedPool:
         deadline_s: float,
         times: CallTimes | None = None,
         job: Job | None = None,
+        placement: Placement | None = None,
     ) -> OutcomeArray:
         """Store or load pages in batches; uint8 (n,), an outcome for each.
 
@@ -270,20 +266,44 @@ class AttachedPool:
             deadline_s: Until when, over all batches.
             times: For PUT: how long the pages are kept and served.
             job: Where it is one of several pools of a call, or a background task; see
-                `BackendChannel.work`.
+                `DeadlineExecutor.work`.
+            placement: The only one to store them in or load them from; None for all,
+                as they follow each other.
 
         Raises:
             Abandoned: If such a job was abandoned meanwhile.
         """
         if self._max_age_s and times is None and operation is Operation.PUT:
             times = CallTimes(Retention.lasting(max_age_s=self._max_age_s))
-        if self._chain is not None:
-            return self._transfer_in_turn(
-                self._chain, operation, hashes, pages, deadline_s, times
-            )
-        return self.transfer_in(
-            self.placements[0], operation, hashes, pages, deadline_s, times, job
-        )
+        if placement is None:
+            if self._chain is not None:
+                return self._transfer_in_turn(
+                    self._chain, operation, hashes, pages, deadline_s, times
+                )
+            placement = self.placements[0]
+        chosen, outcomes = unanswered(pages)
+        if operation is Operation.PUT and not self.writes:
+            # Another rank stores these very bytes.
+            outcomes[chosen] = _OK
+            return outcomes
+        if operation is Operation.GET and len(chosen) > placement.batch_pages:
+            chosen = self._once(pages, chosen, outcomes)
+        names = _at(hashes, chosen)
+        if not names:
+            return outcomes
+        if placement.rejects(operation, names):
+            outcomes[chosen] = Outcome.UNAVAILABLE
+            return outcomes
+        batches = _Batches(placement, operation, hashes, pages, times, chosen, outcomes)
+        channel = placement.channel
+        work = partial(self._move_batches, batches, deadline_s)
+        ran = channel.executor.work(work, channel.latest(deadline_s), job)
+        if ran.abandoned:
+            left = _at(hashes, chosen[batches.begun :])
+            placement.give_up(operation, left, Outcome.TIMEOUT)
+        elif ran.error is not None:
+            outcomes[chosen] = placement.give_up_rejected(operation, names, ran.error)
+        return outcomes
 
     def retain(
         self, hashes: Sequence[str], asked: Retention, deadline_s: float
@@ -408,8 +428,8 @@ class AttachedPool:
         times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store pages in the placement at a position, or load them from there."""
-        return self.transfer_in(
-            self.placements[at], operation, hashes, pages, deadline_s, times
+        return self.transfer(
+            operation, hashes, pages, deadline_s, times, placement=self.placements[at]
         )
 
     def _deliver(
@@ -430,50 +450,7 @@ class AttachedPool:
             lease.end()
         return np.where(free, np.uint8(_OK), np.uint8(Outcome.REFUSED))
 
-    def transfer_in(
-        self,
-        placement: Placement,
-        operation: Operation,
-        hashes: Sequence[str],
-        pages: Int64Array,
-        deadline_s: float,
-        times: CallTimes | None = None,
-        job: Job | None = None,
-    ) -> OutcomeArray:
-        """Store or load pages in the batches of one placement, in one job.
-
-        Arguments are those of `transfer`.
-        """
-        whole = len(pages) > 0 and pages.min() >= 0
-        chosen = np.arange(len(pages)) if whole else np.flatnonzero(pages != NO_PAGE)
-        outcomes = np.empty(len(hashes), np.uint8)
-        outcomes.fill(_TIMEOUT)  # what is not answered by the deadline
-        if not whole:
-            outcomes[pages == NO_PAGE] = _ABSENT
-        if operation is Operation.PUT and not self.writes:
-            # Another rank stores these very bytes.
-            outcomes[chosen] = _OK
-            return outcomes
-        if operation is Operation.GET and len(chosen) > placement.batch_pages:
-            chosen = self._once(pages, chosen, outcomes)
-        names = _at(hashes, chosen)
-        if not names:
-            return outcomes
-        if placement.rejects(operation, names):
-            outcomes[chosen] = Outcome.UNAVAILABLE
-            return outcomes
-        batches = _Batches(placement, operation, hashes, pages, times, chosen, outcomes)
-        ran = placement.channel.work(
-            lambda job: self._move_batches(job, batches, deadline_s), deadline_s, job
-        )
-        if ran.abandoned:
-            left = _at(hashes, chosen[batches.begun :])
-            placement.give_up(operation, left, Outcome.TIMEOUT)
-        elif ran.error is not None:
-            outcomes[chosen] = placement.give_up_rejected(operation, names, ran.error)
-        return outcomes
-
-    def _move_batches(self, job: Job, batches: _Batches, deadline_s: float) -> None:
+    def _move_batches(self, batches: _Batches, deadline_s: float, job: Job) -> None:
         """Store or load the batches of a call, on the thread of its job."""
         placement, operation, hashes = (
             batches.placement, batches.operation, batches.hashes
@@ -496,54 +473,32 @@ class AttachedPool:
             batches.begun = start + len(part)
             if start and placement.rejects(operation, names):
                 batches.outcomes[part] = Outcome.UNAVAILABLE
-            elif operation is Operation.PUT and placement.deletes:
-                batches.outcomes[part] = self._put_after_deletes(
-                    job, placement, names, batches.pages[part], deadline_s,
+                continue
+            pages = batches.pages[part]
+            lease = None
+            if self.physical and not (operation is Operation.PUT and placement.deletes):
+                lease = self.leases.take_all(pages)
+            if lease is not None:
+                batches.outcomes[part] = placement.move(
+                    job, operation, names, pages, deadline_s, lease, self.notify_held,
                     batches.times,
                 )  # fmt: skip
             else:
-                batches.outcomes[part] = self._move_batch(
-                    job, placement, operation, names, batches.pages[part], deadline_s,
-                    batches.times,
-                )  # fmt: skip
+                batches.outcomes[part] = self._move_in_turns(
+                    job, placement, operation, names, pages, deadline_s, batches.times
+                )
 
     def _once(
         self, pages: Int64Array, chosen: Int64Array, outcomes: OutcomeArray
     ) -> Int64Array:
         """Keep one position of each page: a later batch must not overwrite it."""
-        if not self.region.physical:
+        if not self.physical:
             return chosen
         again = duplicate_positions(pages[chosen])
         outcomes[chosen[again]] = Outcome.REFUSED
         return chosen[~again]
 
-    def _put_after_deletes(
-        self,
-        job: Job,
-        placement: Placement,
-        hashes: Sequence[str],
-        pages: Int64Array,
-        deadline_s: float,
-        times: CallTimes | None,
-    ) -> OutcomeArray:
-        """Store pages; those with an unfinished deletion come last."""
-        outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
-        deleting = placement.being_deleted(hashes)
-        for turn in range(2):
-            now = np.flatnonzero(
-                ~deleting if not turn else deleting & ~placement.being_deleted(hashes)
-            )
-            if len(now):
-                outcomes[now] = self._move_batch(
-                    job, placement, Operation.PUT, _at(hashes, now), pages[now],
-                    deadline_s, times,
-                )  # fmt: skip
-            if not turn and deleting.any():
-                mine = _at(hashes, np.flatnonzero(deleting))
-                placement.wait_deleted(mine, deadline_s)
-        return outcomes
-
-    def _move_batch(
+    def _move_in_turns(
         self,
         job: Job,
         placement: Placement,
@@ -553,34 +508,39 @@ class AttachedPool:
         deadline_s: float,
         times: CallTimes | None,
     ) -> OutcomeArray:
-        """Store or load pages in one batch, or in two where a page is given twice."""
-        if self.region.physical:
-            lease = self.leases.take_all(pages)
-            if lease is not None:
-                return placement.move(
-                    job, operation, hashes, pages, deadline_s, lease,
-                    self.notify_held, times,
-                )  # fmt: skip
+        """Store or load pages that cannot all be moved at once.
+
+        Those under a call are refused. A page that is given twice is stored again
+        afterwards, and loaded once: it can hold only one of them. What is being
+        deleted is stored last.
+        """
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
-        rest = np.arange(len(hashes))
-        while len(rest):
+        deleting = np.zeros(len(hashes), np.bool_)
+        if operation is Operation.PUT and placement.deletes:
+            deleting = placement.being_deleted(hashes)
+        rest, late = np.flatnonzero(~deleting), np.flatnonzero(deleting)
+        while len(rest) or len(late):
+            if not len(rest):
+                placement.wait_deleted(_at(hashes, late), deadline_s)
+                gone = ~placement.being_deleted(_at(hashes, late))
+                rest, late = late[gone], late[:0]
+                continue
             free, lease = self._lease(pages[rest])
             chosen = rest[free]
-            if not len(chosen):
+            names = _at(hashes, chosen)
+            if not names:
                 placement.give_up(operation, _at(hashes, rest), Outcome.REFUSED)
-                break
-            outcomes[chosen] = placement.move(
-                job, operation, _at(hashes, chosen), pages[chosen], deadline_s, lease,
-                self.notify_held, times,
-            )  # fmt: skip
-            if operation is Operation.GET:
-                # A page that is given twice can hold only one of them.
-                break
-            rest = rest[~free]
+            else:
+                outcomes[chosen] = placement.move(
+                    job, operation, names, pages[chosen], deadline_s, lease,
+                    self.notify_held, times,
+                )  # fmt: skip
+            loaded_once = operation is Operation.GET or not names
+            rest = rest[:0] if loaded_once else rest[~free]
         return outcomes
 
     def _lease(self, pages: Int64Array) -> tuple[BoolArray, Lease]:
-        if self.region.physical:
+        if self.physical:
             return self.leases.take(pages)
         return np.ones(len(pages), np.bool_), Lease(self.leases, pages[:0])
 

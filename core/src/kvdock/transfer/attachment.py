@@ -31,11 +31,12 @@ from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.resilience.executor import CallRejected
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
+from kvdock.transfer.page_indices import unanswered
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
 
 if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
+    from kvdock.arrays import BoolArray, OutcomeArray
     from kvdock.dock import Dock
     from kvdock.events import Event, PageEvent
     from kvdock.geometry.region import Region
@@ -50,12 +51,6 @@ if TYPE_CHECKING:
 
 
 _OK = int(Outcome.OK)
-
-
-def _late(pages: Int64Array) -> OutcomeArray:
-    """Return the outcomes of pages that were not moved by the deadline."""
-    codes = np.where(pages == NO_PAGE, Outcome.ABSENT, Outcome.TIMEOUT)
-    return codes.astype(np.uint8)
 
 
 @attrs.define(eq=False)
@@ -315,7 +310,7 @@ class Attachment(ClosedAfterUse):
 
         self._in_turn(
             calls, calls.anchor_last, deadline_s, move,
-            lambda name: move(name, None, _late(where[name])),
+            lambda name: move(name, None, unanswered(where[name])[1]),
         )  # fmt: skip
         retained = combined(answers, len(hashes)) if timed else None
         return TransferResult(leading(good), outcomes, nbytes, where, retained)
@@ -415,7 +410,7 @@ class Attachment(ClosedAfterUse):
 
         self._in_turn(
             calls, calls.anchor_first, deadline_s, move,
-            lambda name: move(name, None, _late(where[name])),
+            lambda name: move(name, None, unanswered(where[name])[1]),
         )  # fmt: skip
         best = count if whole else evaluate(calls.specs, loaded, count).best
         if self._backends.listening:
@@ -447,7 +442,8 @@ class Attachment(ClosedAfterUse):
                     move(names[0], job)
                     del names[0]
 
-            ran = calls.channel.work(work, deadline_s)
+            channel = calls.channel
+            ran = channel.executor.work(work, channel.latest(deadline_s))
             if ran.abandoned:
                 give_up(names.pop(0))
             elif ran.error is not None and not isinstance(ran.error, CallRejected):
@@ -509,17 +505,6 @@ class Attachment(ClosedAfterUse):
                 fix="Make one PeerTransfers for each attachment, and share it.",
             )
         self._close_peers = close
-
-    def resolve_pages(
-        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
-    ) -> dict[str, Int64Array]:
-        """Return each pool's page index for each position, checked.
-
-        Raises:
-            RegionError: If a pool is unknown, is given no pages, or is given
-                pages outside of its memory.
-        """
-        return self._calls.resolve(hashes, pages)
 
     def notify_restored(self, loaded: Mapping[str, BoolArray], prefix: int) -> None:
         """Notify observers how much of a prefix each pool has.

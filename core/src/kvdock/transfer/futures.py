@@ -1,4 +1,4 @@
-"""Futures that end by their deadline, and those of background transfers."""
+"""The futures of background transfers."""
 
 from __future__ import annotations
 
@@ -8,63 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock.batch import Operation, Outcome
 from kvdock.errors import KvdockError
+from kvdock.resilience.background_executor import DeadlineFuture
 from kvdock.synchronization import MAX_WAIT_S, remaining_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.batch import Operation, Outcome
     from kvdock.transfer.leases import PageLeases
-
-
-class DeadlineFuture:
-    """Work that ends by its deadline, also while it waits for a worker.
-
-    Work that runs ends with its call, which has the same deadline.
-
-    Args:
-        deadline_s: On `time.monotonic()`'s clock.
-        lock: Guards what it knows.
-    """
-
-    def __init__(self, deadline_s: float, lock: threading.Lock) -> None:
-        self.deadline_s = deadline_s
-        self._lock = lock
-        self._running = False
-        self._outcomes: OutcomeArray | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the outcomes are known and will not change."""
-        if self._outcomes is None and time.monotonic() >= self.deadline_s:
-            self.reject(Outcome.TIMEOUT)
-        return self._outcomes is not None
-
-    def start(self) -> bool:
-        """Begin to run; return False if it has ended."""
-        with self._lock:
-            if self._outcomes is None and time.monotonic() < self.deadline_s:
-                self._running = True
-        return not self.ended
-
-    def reject(self, outcome: Outcome) -> None:
-        """End with one outcome for all of it, unless it runs."""
-        raise NotImplementedError
-
-    def _wait_until(self, until_s: float) -> None:
-        """Wait for the outcomes until then."""
-        raise NotImplementedError
-
-    def _wait_ended(self, end_s: float) -> bool:
-        """Wait until it has ended; return whether it has."""
-        while not self.ended:
-            if time.monotonic() >= end_s:
-                return False
-            # Until its deadline it may still wait for a worker.
-            self._wait_until(end_s if self._running else min(end_s, self.deadline_s))
-        return True
 
 
 def _nothing() -> None:

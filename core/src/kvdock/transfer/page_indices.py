@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.batch import Outcome
 from kvdock.errors import RegionError, did_you_mean
 from kvdock.keys import check_hashes
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.geometry.region import Region
     from kvdock.pools.spec import PoolSpec
 
 
+_TIMEOUT, _ABSENT = int(Outcome.TIMEOUT), int(Outcome.ABSENT)
 _LAST_PAGE = np.iinfo(np.int64).max
 
 
@@ -115,3 +117,16 @@ def duplicate_positions(pages: Int64Array) -> BoolArray:
     repeated = cast("BoolArray", pages != NO_PAGE)
     repeated[np.unique(pages, return_index=True)[1]] = False
     return repeated
+
+
+def unanswered(pages: Int64Array) -> tuple[Int64Array, OutcomeArray]:
+    """Return the positions that have a page, and the outcomes of all without an answer.
+
+    Those are TIMEOUT, and ABSENT where there is no page.
+    """
+    outcomes = np.empty(len(pages), np.uint8)
+    outcomes.fill(_TIMEOUT)
+    if len(pages) and pages.min() >= 0:
+        return np.arange(len(pages)), outcomes
+    outcomes[pages == NO_PAGE] = _ABSENT
+    return np.flatnonzero(pages != NO_PAGE), outcomes

@@ -145,7 +145,7 @@ class Placement:
         Args:
             hashes: Page hashes.
             deadline_s: Until when, on `time.monotonic()`'s clock.
-            job: See `BackendChannel.work`.
+            job: See `DeadlineExecutor.work`.
         """
         if self.rejects(Operation.EXISTS, hashes):
             return np.zeros(len(hashes), np.bool_)
@@ -288,12 +288,12 @@ class Placement:
                 job, operation, hashes, rows, deadline_s, lease, _nothing, times
             )
 
-        ran = self.channel.work(work, deadline_s)
+        ran = self.channel.executor.work(work, self.channel.latest(deadline_s))
         if ran.abandoned:
             return np.full(len(hashes), Outcome.TIMEOUT, np.uint8)
         if ran.error is not None:
             return self.give_up_rejected(operation, hashes, ran.error)
-        return cast("OutcomeArray", ran.value)
+        return cast("OutcomeArray", ran.result)
 
     def give_up_rejected(
         self, operation: Operation, hashes: Sequence[str], error: Exception
