@@ -64,11 +64,11 @@ class AttachedPool:
     _chain: Chain | None = attrs.field(default=None, repr=False)
     landing: HostBuffer | None = attrs.field(default=None, repr=False)
     _notifying: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
-    physical: bool = attrs.field(init=False, repr=False)
+    _physical: bool = attrs.field(init=False, repr=False)
     """Whether a page has bytes."""
     _max_age_s: float = attrs.field(init=False, repr=False)
 
-    @physical.default
+    @_physical.default
     def _of_region(self) -> bool:
         return self.region.physical
 
@@ -144,7 +144,7 @@ class AttachedPool:
         seconds = np.zeros(len(hashes) + 1)
         for at, placement in enumerate(self.placements):
             mine = tiers == at
-            if self.physical and mine.any():
+            if self._physical and mine.any():
                 pages = np.concatenate([[0], np.cumsum(mine)])
                 curve = placement.channel.loads.curve(self.pool.name)
                 curves[placement.backend, self.pool.name] = curve
@@ -476,7 +476,7 @@ class AttachedPool:
                 continue
             pages = batches.pages[part]
             lease = None
-            if self.physical and not (operation is Operation.PUT and placement.deletes):
+            if self._physical and not (operation is Operation.PUT and placement.deletes):
                 lease = self.leases.take_all(pages)
             if lease is not None:
                 batches.outcomes[part] = placement.move(
@@ -492,7 +492,7 @@ class AttachedPool:
         self, pages: Int64Array, chosen: Int64Array, outcomes: OutcomeArray
     ) -> Int64Array:
         """Keep one position of each page: a later batch must not overwrite it."""
-        if not self.physical:
+        if not self._physical:
             return chosen
         again = duplicate_positions(pages[chosen])
         outcomes[chosen[again]] = Outcome.REFUSED
@@ -540,7 +540,7 @@ class AttachedPool:
         return outcomes
 
     def _lease(self, pages: Int64Array) -> tuple[BoolArray, Lease]:
-        if self.physical:
+        if self._physical:
             return self.leases.take(pages)
         return np.ones(len(pages), np.bool_), Lease(self.leases, pages[:0])
 
