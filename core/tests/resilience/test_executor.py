@@ -173,6 +173,26 @@ def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
     assert ended(executor)
 
 
+def test_only_a_step_of_closing_is_done_although_it_begins_too_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor, go_on, did = DeadlineExecutor("t", 2, 2), threading.Event(), list[str]()
+    run = Job.run
+
+    def late(job: Job) -> object:
+        assert go_on.wait(60)
+        return run(job)
+
+    monkeypatch.setattr(Job, "run", late)
+    assert executor.run(lambda: did.append("called"), soon(0.01)).abandoned
+    step = executor.run(lambda: did.append("closed"), soon(0.01), closes=True)
+    assert step.abandoned
+    go_on.set()
+    assert executor.wait_idle(soon())
+    assert did == ["closed"]
+    assert ended(executor)
+
+
 def test_what_is_done_last_waits_for_a_call_that_hangs() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on, last = threading.Event(), []

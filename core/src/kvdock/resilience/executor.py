@@ -110,6 +110,8 @@ class Job:
     Args:
         work: What to do.
         until_s: Until when to wait for it, on `time.monotonic()`'s clock.
+        closes: Whether it is a step of closing, which is done however late it begins;
+            any other is not begun once it is abandoned.
 
     Attributes:
         executor: Has counted it as under way; None if none has.
@@ -129,6 +131,7 @@ class Job:
         "_context",
         "_work",
         "abandoned",
+        "closes",
         "done",
         "ended",
         "error",
@@ -143,8 +146,11 @@ class Job:
         "watch",
     )
 
-    def __init__(self, work: Work, until_s: float = math.inf) -> None:
+    def __init__(
+        self, work: Work, until_s: float = math.inf, *, closes: bool = False
+    ) -> None:
         self.until_s = until_s
+        self.closes = closes
         self.executor: DeadlineExecutor | None = None
         self.quota: ConcurrencyQuota | None = None
         self.lock = threading.Lock()
@@ -165,7 +171,7 @@ class Job:
         """Do the work and keep its result or error; a task of `Workers`."""
         with self.lock:
             work, self._work = self._work, None
-            if work is not None and not self.abandoned:
+            if work is not None and (self.closes or not self.abandoned):
                 try:
                     self.result = self._context.run(work, self)
                 except Abandoned:
@@ -316,9 +322,9 @@ class DeadlineExecutor:
         """
         if job is not None:
             return self._host(job, work, until_s)
-        job = Job(work, until_s)
+        job = Job(work, until_s, closes=closes)
         try:
-            self._dispatch(job, until_s, closes=closes)
+            self._dispatch(job, until_s)
             while not job.done.acquire(timeout=remaining_s(job.until_s)):
                 if self._abandon_late(job) or (job.ended and job.done.acquire()):
                     break
@@ -534,14 +540,14 @@ class DeadlineExecutor:
         except RuntimeError:  # a limit of the system
             settle()
 
-    def _dispatch(self, job: Job, deadline_s: float, *, closes: bool) -> None:
+    def _dispatch(self, job: Job, deadline_s: float) -> None:
         if self.guard.forked:
             raise CallRejected("this is a forked child")
         job.on_end = self._ended
         task = job.run
         with self._lock:
             if self._overrun.taken or self._closing or self._busy >= self._at_once:
-                self._admit(deadline_s, closes=closes)
+                self._admit(deadline_s, closes=job.closes)
             inbox = self._take_worker()
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.

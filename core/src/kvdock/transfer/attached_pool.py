@@ -476,7 +476,9 @@ class AttachedPool:
                 continue
             pages = batches.pages[part]
             lease = None
-            if self._physical and not (operation is Operation.PUT and placement.deletes):
+            if self._physical and not (
+                operation is Operation.PUT and placement.deletes
+            ):
                 lease = self.leases.take_all(pages)
             if lease is not None:
                 batches.outcomes[part] = placement.move(
