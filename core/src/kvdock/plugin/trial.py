@@ -22,10 +22,10 @@ from kvdock.plugin.discovery import (
     DENY_VARIABLE,
     BrokenPlugin,
     Candidate,
+    LoadStage,
     import_entry_point,
-    load_one,
 )
-from kvdock.plugin.validation import LoadStage
+from kvdock.plugin.loading import load_one
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
