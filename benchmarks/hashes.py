@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 from machine import describe
 
-from kvdock import native
+from kvdock.compiled import Library, library, library_path
 
 SIZES = {"8K": 8 << 10, "64K": 64 << 10, "1M": 1 << 20}
 TOTAL_BYTES = 1 << 20
@@ -59,9 +59,9 @@ class Pages:
         for view in self._views:
             digest(view)
 
-    def compiled(self, library: native.Library) -> None:
+    def compiled(self, functions: Library) -> None:
         """Hash all in one call."""
-        library.hash_locked(*self._arguments)
+        functions.hash_locked(*self._arguments)
 
     def check(self) -> None:
         """Compare what the library has found."""
@@ -74,16 +74,16 @@ def measure(page_bytes: int, turns: int) -> dict[str, float]:
     shape = (TOTAL_BYTES // page_bytes, page_bytes)
     pages = Pages(np.random.default_rng(1).integers(0, 256, shape, np.uint8))
     ways = {"wheel": pages.wheel}
-    library = native.library()
-    if library is not None:
+    functions = library()
+    if functions is not None:
         width = ctypes.c_int64.in_dll(
-            ctypes.CDLL(str(native.library_path())), "kvdock_register_bytes"
+            ctypes.CDLL(str(library_path())), "kvdock_register_bytes"
         )
         widest = width.value
 
         def compiled(register_bytes: int) -> None:
             width.value = register_bytes
-            pages.compiled(library)
+            pages.compiled(functions)
 
         for register_bytes in (64, 32, 16):
             if register_bytes <= widest:
@@ -97,7 +97,7 @@ def measure(page_bytes: int, turns: int) -> dict[str, float]:
             began = time.perf_counter()
             way()
             took[name].append(time.perf_counter() - began)
-    if library is not None:
+    if functions is not None:
         width.value = widest
     return {
         name: TOTAL_BYTES / statistics.median(times) / 1e9

@@ -15,7 +15,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvdock import native
+from kvdock import compiled, native
 
 MEMORY = np.random.default_rng(1).integers(0, 256, 1 << 18, np.uint8)
 PIECES = st.lists(
@@ -30,14 +30,15 @@ def loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.MonkeyPatch]:
     """Load the library anew, from a folder of its own."""
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    built().parent.mkdir()
     native.library.cache_clear()
     yield monkeypatch
     native.library.cache_clear()
 
 
 def built() -> Path:
-    return Path(native.__file__).with_name("_pages.so")
+    return compiled.library_path()
 
 
 @pytest.mark.skipif(
@@ -52,7 +53,7 @@ def register_bytes() -> ctypes.c_int64:
     """Return the width of the registers that hash, as the library has it."""
     if native.library() is None:
         pytest.skip("no C compiler was there when kvdock was installed")
-    library = ctypes.CDLL(str(native.library_path()))
+    library = ctypes.CDLL(str(compiled.library_path()))
     return ctypes.c_int64.in_dll(library, "kvdock_register_bytes")
 
 
@@ -178,7 +179,7 @@ def with_a_library(loading: pytest.MonkeyPatch) -> None:
 
 def test_a_library_of_another_version_is_none(loading: pytest.MonkeyPatch) -> None:
     with_a_library(loading)
-    loading.setattr(native, "_VERSION", native._VERSION + 1)
+    loading.setattr(compiled, "_VERSION", compiled._VERSION + 1)
     assert native.library() is None
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.backend import Backend as Backend
     from kvdock.plugin.backend import run_probe as run_probe
     from kvdock.plugin.discovery import BACKENDS_GROUP as BACKENDS_GROUP
+    from kvdock.plugin.discovery import COMMANDS_GROUP as COMMANDS_GROUP
     from kvdock.plugin.discovery import OBSERVERS_GROUP as OBSERVERS_GROUP
     from kvdock.plugin.discovery import OWN_DISTRIBUTIONS as OWN_DISTRIBUTIONS
     from kvdock.plugin.discovery import BrokenPlugin as BrokenPlugin
