@@ -77,7 +77,7 @@ def measure(page_bytes: int, turns: int) -> dict[str, float]:
     functions = library()
     if functions is not None:
         width = ctypes.c_int64.in_dll(
-            ctypes.CDLL(str(library_path())), "kvdock_register_bytes"
+            ctypes.CDLL(library_path()), "kvdock_register_bytes"
         )
         widest = width.value
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
 from kvdock_cli import output
-from kvdock_cli.progress import erase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +47,8 @@ def main(program: typer.Typer | None = None) -> None:
     if code == output.INTERRUPTED and received:
         code = _SIGNALLED + received[0]
     elif code == output.INTERRUPTED:
+        from kvdock_cli.progress import erase  # noqa: PLC0415 - seldom needed
+
         erase()
         code = output.fail(output.Interrupted("interrupted"), as_json=as_json)
     if not isinstance(code, int):

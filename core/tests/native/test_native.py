@@ -38,7 +38,7 @@ def loading(
 
 
 def built() -> Path:
-    return compiled.library_path()
+    return Path(compiled.library_path())
 
 
 @pytest.mark.skipif(
@@ -53,7 +53,7 @@ def register_bytes() -> ctypes.c_int64:
     """Return the width of the registers that hash, as the library has it."""
     if native.library() is None:
         pytest.skip("no C compiler was there when kvdock was installed")
-    library = ctypes.CDLL(str(compiled.library_path()))
+    library = ctypes.CDLL(compiled.library_path())
     return ctypes.c_int64.in_dll(library, "kvdock_register_bytes")
 
 

@@ -21,9 +21,9 @@ from kvdock_cli.terminal import style_of
 def versions(*, json: bool) -> int:
     """Print every part with its version and path; import no plugin."""
     groups = OBSERVERS_GROUP, BACKENDS_GROUP, COMMANDS_GROUP
-    points = {group: list_entry_points(group) for group in groups}
+    points = list_entry_points(*groups)
     # Both announce some, so nothing else has to look for their versions.
-    known = {one.distribution: one.version for group in groups for one in points[group]}
+    known = {one.distribution: one.version for one in points}
     parts = [
         report.Part("python", platform.python_version(), "python", sys.executable),
         *(
@@ -39,8 +39,8 @@ def versions(*, json: bool) -> int:
                 path_of(one.value),
             )
             for group in (BACKENDS_GROUP, COMMANDS_GROUP)
-            for one in points[group]
-            if one.distribution != "kvdock-cli"
+            for one in points
+            if one.group == group and one.distribution != "kvdock-cli"
         ),
     ]
     return emit(report.as_text(parts, style_of()), report.as_data(parts), as_json=json)
@@ -49,7 +49,7 @@ def versions(*, json: bool) -> int:
 def _compiled_pages() -> report.Part:
     """Say whether pages are hashed and moved in compiled code."""
     used = compiled.library() is not None
-    path = str(compiled.library_path()) if used else "-"
+    path = compiled.library_path() if used else "-"
     return report.Part("compiled pages", "yes" if used else "no", "kvdock", path)
 
 

@@ -120,35 +120,35 @@ class Candidate:
         )
 
 
-def list_entry_points(group: str = BACKENDS_GROUP) -> tuple[Candidate, ...]:
-    """Return the entry points of a group, sorted by name.
+def list_entry_points(*groups: str) -> tuple[Candidate, ...]:
+    """Return the entry points of groups, by default of backends, sorted by name.
 
     Reads package metadata only and imports nothing.
     """
     points = tuple(read_entry_points("kvdock."))
-    oracles = _oracles(points) if group == BACKENDS_GROUP else {}
+    oracles = _oracles(points)
     found = {
         Candidate(
             name=point.name,
             value=point.value,
             distribution=point.distribution,
             version=point.version,
-            group=group,
-            oracle=oracles.get((point.name, point.distribution), ""),
+            group=point.group,
+            oracle=oracles.get((point.group, point.name, point.distribution), ""),
             summary=point.summary,
         )
         for point in points
-        if point.group == group
+        if point.group in (groups or (BACKENDS_GROUP,))
     }
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
 
 
-def _oracles(points: Iterable[EntryPoint]) -> dict[tuple[str, str], str]:
-    """Return the oracles of all entry points, by backend and distribution."""
+def _oracles(points: Iterable[EntryPoint]) -> dict[tuple[str, str, str], str]:
+    """Return the oracles of backends, by their group, name and distribution."""
     # One of another distribution does not count: what the stored bytes look
     # like would then depend on whether a package of tests is installed.
     return {
-        (point.name, point.distribution): point.value
+        (BACKENDS_GROUP, point.name, point.distribution): point.value
         for point in points
         if point.group == ORACLES
     }
@@ -224,7 +224,7 @@ def missing_allowed(
     }
     lacking = set(chosen.allowed or ()) - known
     if lacking:
-        every = [one for group in GROUPS for one in list_entry_points(group)]
+        every = list_entry_points(*GROUPS)
         lacking -= {one.name for one in every}
         owners = {_canonical(one.distribution) for one in every}
         lacking = {name for name in lacking if _canonical(name) not in owners}

@@ -11,17 +11,13 @@ import os
 import re
 import sys
 from importlib.machinery import PathFinder
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-@attrs.frozen
-class EntryPoint:
+class EntryPoint(NamedTuple):
     """A line in a distribution's `entry_points.txt`, and whose it is.
 
     Args:
@@ -49,7 +45,7 @@ def _are_folders() -> bool:
     """Return whether all that is installed lies in folders on the path."""
     finders = [one for one in sys.meta_path if one is not PathFinder]
     eggs = [entry for entry in sys.path if entry.endswith(".egg")]
-    archives = [entry for entry in sys.path if Path(entry).is_file()]
+    archives = [entry for entry in sys.path if os.path.isfile(entry)]  # noqa: PTH113 - 5 ms to import
     return not (
         eggs or archives or any(hasattr(one, "find_distributions") for one in finders)
     )
