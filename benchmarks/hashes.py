@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 from machine import describe
 
-from kvdock.compiled import Library, library, library_path
+from kvdock import compiled
 
 SIZES = {"8K": 8 << 10, "64K": 64 << 10, "1M": 1 << 20}
 TOTAL_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class Pages:
         for view in self._views:
             digest(view)
 
-    def compiled(self, functions: Library) -> None:
+    def hash_all(self, functions: compiled.Library) -> None:
         """Hash all in one call."""
         functions.hash_locked(*self._arguments)
 
@@ -74,22 +74,22 @@ def measure(page_bytes: int, turns: int) -> dict[str, float]:
     shape = (TOTAL_BYTES // page_bytes, page_bytes)
     pages = Pages(np.random.default_rng(1).integers(0, 256, shape, np.uint8))
     ways = {"wheel": pages.wheel}
-    functions = library()
+    functions = compiled.library()
     if functions is not None:
         width = ctypes.c_int64.in_dll(
-            ctypes.CDLL(library_path()), "kvdock_register_bytes"
+            ctypes.CDLL(compiled.library_path()), "kvdock_register_bytes"
         )
         widest = width.value
 
-        def compiled(register_bytes: int) -> None:
+        def hash_by(register_bytes: int) -> None:
             width.value = register_bytes
-            pages.compiled(functions)
+            pages.hash_all(functions)
 
         for register_bytes in (64, 32, 16):
             if register_bytes <= widest:
-                ways[f"{register_bytes}"] = partial(compiled, register_bytes)
+                ways[f"{register_bytes}"] = partial(hash_by, register_bytes)
                 pages.sums[:] = 0
-                compiled(register_bytes)
+                hash_by(register_bytes)
                 pages.check()
     took: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):

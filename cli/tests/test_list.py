@@ -127,11 +127,15 @@ def test_a_listing_that_is_ended_leaves_no_trial_behind(
 ) -> None:
     began = tmp_path / "began"
     hang = (
-        f"import os\nwith open({str(began)!r}, 'w') as file: file.write(str(os.getpid()))\n"
-        "import threading; threading.Event().wait()\n"
+        "import os, pathlib, threading\n"
+        f"pathlib.Path({str(began)!r}).write_text(str(os.getpid()))\n"
+        "threading.Event().wait()\n"
     )
     shelf.add_backend("bad", ("from kvdock", f"{hang}from kvdock"))
-    beside = "import threading; threading.Timer(60, id).start()\n" * (threads - 1)
+    beside = (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    ) * (threads - 1)
     listing = f"{beside}from kvdock_cli.main import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", listing, "list"],
