@@ -17,7 +17,15 @@ from pathlib import Path
 from machine import beside
 
 HERE = Path(__file__).parent
-QUICK = ("startup", "plan", "sessions", "attach", "page_path", "byte_costs")
+QUICK = (
+    "startup",
+    "plan",
+    "sessions",
+    "attach",
+    "page_path",
+    "byte_costs",
+    "hashes",
+)
 
 
 def figures_of(name: str) -> dict[str, object]:

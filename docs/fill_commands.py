@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from generated import DOCS, code, table, write_or_compare
 
-from kvdock.plugin import import_entry_point, list_entry_points
-from kvdock_cli.main import kvdock
-from kvdock_cli.registry import GROUP
+from kvdock.plugin import COMMANDS_GROUP, import_entry_point, list_entry_points
+from kvdock_cli.program import kvdock
 from kvdock_cli.typer_adapter import described
 
 PAGE = DOCS / "reference" / "cli.md"
@@ -39,7 +38,11 @@ WORDS = {str: "text", int: "number", float: "number", Path: "path", bool: "flag"
 
 def commands() -> Iterator[tuple[str, Callable[..., object]]]:
     """Yield the commands of kvdock-cli with their whole names."""
-    own = [one for one in list_entry_points(GROUP) if one.distribution == "kvdock-cli"]
+    own = [
+        one
+        for one in list_entry_points(COMMANDS_GROUP)
+        if one.distribution == "kvdock-cli"
+    ]
     for candidate in sorted(own, key=lambda one: one.name):
         found = import_entry_point(candidate)
         if isinstance(found, Mapping):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -116,6 +119,38 @@ def test_a_backend_that_crashes_or_hangs_is_a_row_and_hides_no_other(
     left = shelf.kvdock("list", "--json", KVDOCK_PLUGINS="good,bad", KVDOCK_DENY="bad")
     assert left.returncode == 0
     assert "bad" in json.loads(left.stdout)["hidden"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_listing_that_is_ended_leaves_no_trial_behind(
+    shelf: Shelf, tmp_path: Path, threads: int
+) -> None:
+    began = tmp_path / "began"
+    hang = (
+        "import os, pathlib, threading\n"
+        f"pathlib.Path({str(began)!r}).write_text(str(os.getpid()))\n"
+        "threading.Event().wait()\n"
+    )
+    shelf.add_backend("bad", ("from kvdock", f"{hang}from kvdock"))
+    beside = (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    ) * (threads - 1)
+    listing = f"{beside}from kvdock_cli.main import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", listing, "list"],
+        env=os.environ | {"PYTHONPATH": str(shelf.root), "KVDOCK_PLUGINS": "bad"},
+        stderr=subprocess.PIPE,
+    ) as command:
+        deadline_s = time.monotonic() + 60
+        while not (began.exists() and began.read_text()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        pid = int(began.read_text())
+        command.terminate()
+        assert command.wait(60) == 128 + 15
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_signal_during_an_import_ends_the_command(shelf: Shelf) -> None:

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from kvdock.plugin import COMMANDS_GROUP, list_entry_points
+from kvdock_cli import registry
 
 if TYPE_CHECKING:
     from tiny import Shelf
@@ -56,7 +62,7 @@ def test_a_function_of_another_distribution_is_a_command(shelf: Shelf) -> None:
     add(shelf, "greet")
     done = shelf.kvdock("greet", "world")
     assert (done.stdout, done.stderr, done.returncode) == ("hello world\n", "", 0)
-    assert "greet Say hello." in squeezed(shelf.kvdock("--help").stdout)
+    assert "Say hello." in squeezed(shelf.kvdock("greet", "--help").stdout)
 
 
 def test_what_a_command_returns_is_the_exit_code(shelf: Shelf) -> None:
@@ -67,7 +73,8 @@ def test_what_a_command_returns_is_the_exit_code(shelf: Shelf) -> None:
 def test_a_mapping_is_a_command_with_subcommands(shelf: Shelf) -> None:
     add(shelf, "both")
     assert shelf.kvdock("greet", "greet", "--code", "1").returncode == 1
-    assert "greet Words for people." in squeezed(shelf.kvdock("--help").stdout)
+    shown = squeezed(shelf.kvdock("greet", "--help").stdout)
+    assert "Words for people." in shown
     assert "fail Stop." in squeezed(shelf.kvdock("greet", "--help").stdout)
     assert shelf.kvdock("greet", "-h").stdout == shelf.kvdock("greet", "--help").stdout
 
@@ -79,7 +86,7 @@ def test_a_typer_application_is_a_command_with_subcommands(shelf: Shelf) -> None
     )
     add(shelf, "app", source)
     assert shelf.kvdock("greet", "one").returncode == 1
-    assert "greet An app." in squeezed(shelf.kvdock("--help").stdout)
+    assert "An app." in squeezed(shelf.kvdock("greet", "--help").stdout)
 
 
 def test_an_error_is_one_line_and_one_object(shelf: Shelf) -> None:
@@ -134,7 +141,7 @@ def test_a_broken_command_says_why_and_stops_no_other(
     assert "kvdock-greet 1.2.3" in done.stderr
     assert "Traceback" not in done.stderr
     shown = shelf.kvdock("--help")
-    assert reason in squeezed(shown.stdout)
+    assert "greet A command of kvdock-greet 1.2.3." in squeezed(shown.stdout)
     assert shown.returncode == 0
     assert shelf.kvdock("list").returncode == 0
 
@@ -158,6 +165,68 @@ def test_only_the_command_that_is_asked_for_is_imported(shelf: Shelf) -> None:
     add(shelf, "greet", "print('imported')\n" + GREET)
     assert "imported" not in shelf.kvdock("list").stderr
     assert "imported" in shelf.kvdock("greet").stderr
+
+
+MODULES = """
+import sys
+from kvdock_cli.main import main
+try:
+    main()
+finally:
+    print(*sorted(sys.modules), file=sys.stderr)
+"""
+COMPLETING = {"COMP_WORDS": "kvdock ", "COMP_CWORD": "1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "absent"),
+    [
+        (["--version"], {}, {"typer", "kvdock.plugin.hookspecs"}),
+        (["--help"], {}, {"kvdock_cli.commands.list"}),
+        ([], {"_KVDOCK_COMPLETE": "complete_bash"}, {"kvdock_cli.commands.list"}),
+    ],
+    ids=["version", "help", "completion"],
+)
+def test_what_is_asked_most_loads_no_numpy_and_no_plugin(
+    shelf: Shelf, arguments: list[str], environ: dict[str, str], absent: set[str]
+) -> None:
+    shelf.add_backend("good")
+    add(shelf, "greet")
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES, *arguments],
+        env=os.environ | {"PYTHONPATH": str(shelf.root)} | COMPLETING | environ,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, "greet" in done.stdout) == (0, True)
+    heavy = {"numpy", "importlib.metadata", "kvdock_good", "kvdock_greet"}
+    assert not (heavy | absent) & set(done.stderr.split())
+
+
+def test_the_help_says_what_metadata_says_of_a_stranger(shelf: Shelf) -> None:
+    add(shelf, "greet")
+    (info,) = shelf.root.glob("*.dist-info")
+    metadata = info / "METADATA"
+    metadata.write_text(
+        metadata.read_text() + "Summary: Greets people.\n\nSummary: no\n"
+    )
+    assert "greet Greets people. " in squeezed(shelf.kvdock("--help").stdout)
+
+
+def test_the_help_says_of_each_of_our_commands_what_it_says_itself() -> None:
+    own = [
+        one
+        for one in list_entry_points(COMMANDS_GROUP)
+        if one.distribution == "kvdock-cli"
+    ]
+    assert len(own) > 10
+    group = registry.CommandGroup(name="kvdock")
+    for candidate in own:
+        listed = group.get_command(None, candidate.name).get_short_help_str(1000)
+        assert listed == registry.load(candidate).get_short_help_str(1000)
+        assert listed.endswith(".")
 
 
 def test_a_defect_of_a_command_shows_its_traceback(shelf: Shelf) -> None:

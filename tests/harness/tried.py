@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvdock.plugin import (
     BACKENDS_GROUP,
+    COMMANDS_GROUP,
     OBSERVERS_GROUP,
     TRIAL_S,
     Candidate,
@@ -15,7 +16,6 @@ from kvdock.plugin import (
     list_entry_points,
     try_each,
 )
-from kvdock_cli import registry
 from kvdock_cli.commands import doctor
 from kvdock_cli.commands import list as listing
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @cache
 def _sound() -> frozenset[Candidate]:
-    groups = (BACKENDS_GROUP, OBSERVERS_GROUP, doctor.GROUP, registry.GROUP)
+    groups = (BACKENDS_GROUP, OBSERVERS_GROUP, doctor.GROUP, COMMANDS_GROUP)
     found = [one for group in groups for one in list_entry_points(group)]
     return frozenset(found) - try_each(found).keys()
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
 from kvdock.plugin import BrokenPlugin
 from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import paragraph, plain
 from kvdock_cli.terminal import style_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FINE, PROBLEM, USAGE = 0, 1, 2
 INTERRUPTED = 130
@@ -47,15 +48,21 @@ class UsageProblem(KvdockError):  # noqa: N818 - it asks wrongly, nothing failed
 
 def emit(text: str, data: Mapping[str, object], *, as_json: bool) -> int:
     """Print a report; return the exit code that its `ok` stands for."""
-    say(json.dumps(data) if as_json else text)
+    say(_json(data) if as_json else text)
     return FINE if data["ok"] else PROBLEM
+
+
+def _json(data: Mapping[str, object]) -> str:
+    import json  # noqa: PLC0415 - most answers are text
+
+    return json.dumps(data)
 
 
 def fail(error: KvdockError, *, as_json: bool) -> int:
     """Print an error; return the exit code that it stands for."""
     if as_json:
         with suppress(Unwritten, BrokenPipeError):
-            say(json.dumps(error_data(error)))
+            say(_json(error_data(error)))
     if sys.stderr:
         style = style_of(sys.stderr)
         head, *rest = paragraph(f"kvdock: {error}", style, hanging=2)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from shutil import get_terminal_size
 
 import attrs
 
@@ -52,6 +51,8 @@ class Progress:
 
     def draw(self) -> None:
         """Draw the line; the drawing thread calls this."""
+        from shutil import get_terminal_size  # noqa: PLC0415 - as in `terminal`
+
         columns = get_terminal_size().columns - 1
         with self._writing:
             sys.stderr.write(ERASE + self.line(columns, time.monotonic()))

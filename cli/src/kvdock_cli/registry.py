@@ -1,4 +1,7 @@
-"""Commands as entry points: found by name, imported when they are asked for.
+"""Commands as entry points: found by name, imported when they are run.
+
+The help and a shell's completion say what metadata and sources say: importing all
+commands takes half a second, and a stranger's may do anything.
 
 The group is `kvdock.commands`; kvdock's own commands are in it as well, so the
 path of a third party's command is always exercised. See docs/reference/commands.md.
@@ -6,6 +9,7 @@ path of a third party's command is always exercised. See docs/reference/commands
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,6 +21,8 @@ from typer.main import get_command
 
 from kvdock.errors import did_you_mean
 from kvdock.plugin import (
+    COMMANDS_GROUP,
+    OWN_DISTRIBUTIONS,
     BrokenPlugin,
     LoadStage,
     import_entry_point,
@@ -29,8 +35,6 @@ from kvdock_cli.typer_adapter import CONTEXT, adapted
 if TYPE_CHECKING:
     from kvdock import PluginProblem
     from kvdock.plugin import Candidate
-
-GROUP = "kvdock.commands"
 
 _WHOLE = 10_000
 """Characters of a summary: no sentence has so many."""
@@ -55,11 +59,11 @@ class WholeSummaries(TyperGroup):
 
 
 class CommandGroup(WholeSummaries):
-    """The commands that are installed, each imported on its own."""
+    """The commands that are installed; the one that runs is imported."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**settings)
-        alone, problems = split_duplicates(usable_entry_points(GROUP))
+        alone, problems = split_duplicates(usable_entry_points(COMMANDS_GROUP))
         self._candidates = {one.name: one for one in alone}
         self._problems = {one.name: one for one in problems}
 
@@ -68,7 +72,7 @@ class CommandGroup(WholeSummaries):
         return sorted({*self._candidates, *self._problems})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - typer's own
-        """Import one command; a broken one says why when it is run."""
+        """Return one command as help and completion list it, without importing it."""
         if cmd_name in self._problems:
             return _broken(self._problems[cmd_name])
         if cmd_name not in self._candidates:
@@ -76,10 +80,38 @@ class CommandGroup(WholeSummaries):
             raise UsageProblem(
                 f"unknown command {cmd_name!r}", fix=close or "See `kvdock --help`."
             )
-        try:
-            return load(self._candidates[cmd_name])
-        except BrokenPlugin as broken:
-            return _broken(broken.problem)
+        candidate = self._candidates[cmd_name]
+        return TyperCommand(
+            cmd_name, callback=None, help=_about(candidate), rich_markup_mode=None
+        )
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own
+        """Import the command that is asked for; a broken one says why it is."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in self._candidates:
+            try:
+                command = load(self._candidates[name])
+            except BrokenPlugin as broken:
+                command = _broken(broken.problem)
+        return name, command, rest
+
+
+def _about(candidate: Candidate) -> str:
+    """Return what a command is for, without importing it.
+
+    One of ours says it in its source: in the docstring of its function or, where
+    several make one command, of its module. Others are told from metadata.
+    """
+    module, _, attribute = candidate.value.partition(":")
+    own = candidate.distribution in OWN_DISTRIBUTIONS
+    spec: Any = importlib.util.find_spec(module) if own else None
+    source = spec.loader.get_source(module) if spec else None
+    if source is None:
+        return candidate.summary or (
+            f"A command of {candidate.distribution} {candidate.version}."
+        )
+    _, _, function = source.partition(f"\ndef {attribute}(")
+    return inspect.cleandoc((function or source).split('"""', 2)[1])
 
 
 def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keeps private

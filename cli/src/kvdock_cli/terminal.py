@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from shutil import get_terminal_size
 from typing import TextIO
 
 from kvdock_cli.reports._style import PLAIN, Style
@@ -31,6 +30,8 @@ def style_of(
     colour = wanted and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     if not terminal:
         return Style(colour=True) if colour else PLAIN
+    from shutil import get_terminal_size  # noqa: PLC0415 - what writes to no terminal has no use for it
+
     return Style(width=max(NARROWEST, get_terminal_size().columns), colour=colour)
 
 

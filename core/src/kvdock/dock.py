@@ -16,7 +16,7 @@ from kvdock.config.core import KEPT_FREE_BYTES
 from kvdock.config.tiers import Tier, read_tiers
 from kvdock.errors import RegionError, SettingsError
 from kvdock.events import PluginLoaded
-from kvdock.plugin import discovery
+from kvdock.plugin import discovery, loading
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory
 from kvdock.plugin.instances import add_instances, named_instances
@@ -134,7 +134,7 @@ class Dock:
         problems: Sequence[discovery.PluginProblem] = (),
     ) -> Dock:
         """Load just these entry points, installed or not."""
-        plugins, found = discovery.load_all(candidates)
+        plugins, found = loading.load_all(candidates)
         every = (*problems, *found)
         discovery.require(require, plugins, every)
         for problem in every:
@@ -164,7 +164,7 @@ class Dock:
             self, backends=backends, problems=(*self.problems, *problems)
         )
 
-    def _plugins(self) -> dict[str, discovery.LoadedPlugin]:
+    def _plugins(self) -> dict[str, loading.LoadedPlugin]:
         return {name: one.plugin for name, one in self.backends.items()}
 
     def provenance(self) -> tuple[PluginLoaded, ...]:

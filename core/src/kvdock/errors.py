@@ -6,7 +6,6 @@ fails while an engine runs raises nothing: that is a miss with an outcome.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -84,5 +83,7 @@ class AttachError(KvdockError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a "did you mean" sentence for a misspelled word, or ""."""
+    import difflib  # noqa: PLC0415 - only a misspelled word needs it
+
     close = difflib.get_close_matches(word, sorted(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else ""

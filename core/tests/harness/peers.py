@@ -25,7 +25,8 @@ from kvdock.namespace import Namespace
 from kvdock.peers.transfers import PeerTransfers
 from kvdock.plugin import hookspecs
 from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import Candidate, LoadedPlugin
+from kvdock.plugin.discovery import Candidate
+from kvdock.plugin.loading import LoadedPlugin
 from kvdock.pools.enums import Layout, Per
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements

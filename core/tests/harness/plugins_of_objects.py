@@ -10,8 +10,9 @@ from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.capacity import Capacity
 from kvdock.keys import key_suffixes
 from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import Candidate, LoadedPlugin
+from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.loading import LoadedPlugin
 from kvdock.plugin.manifest import KindSupport, Manifest, Support
 from kvdock.plugin.validation import validate_plugin
 from kvdock.pools.enums import PoolKind

@@ -32,7 +32,7 @@ from kvdock.wrappers.seal import Seal, SealSettings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvdock.plugin.discovery import LoadedPlugin
+    from kvdock.plugin.loading import LoadedPlugin
 
 _PLACE = "TESTS_OF_KVDOCK_KEYS"
 _MASTER = bytes(range(32))

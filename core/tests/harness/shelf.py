@@ -26,8 +26,9 @@ from kvdock.keys import key_suffixes
 from kvdock.namespace import Namespace
 from kvdock.plugin import hookspecs
 from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import Candidate, LoadedPlugin
+from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
+from kvdock.plugin.loading import LoadedPlugin
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.plugin.wrapper import wrapped_plugin
 from kvdock.pools.enums import HitPolicy, Layout, Per, PoolKind

@@ -1,8 +1,11 @@
 """The compiled hash and its twin in Python, and when there is none."""
 
+import ctypes
 import os
+import platform
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +15,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvdock import native
+from kvdock import compiled, native
 
 MEMORY = np.random.default_rng(1).integers(0, 256, 1 << 18, np.uint8)
 PIECES = st.lists(
@@ -27,14 +30,15 @@ def loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[pytest.MonkeyPatch]:
     """Load the library anew, from a folder of its own."""
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    built().parent.mkdir()
     native.library.cache_clear()
     yield monkeypatch
     native.library.cache_clear()
 
 
 def built() -> Path:
-    return Path(native.__file__).with_name("_pages.so")
+    return Path(compiled.library_path())
 
 
 @pytest.mark.skipif(
@@ -45,7 +49,41 @@ def test_an_installation_with_a_compiler_has_the_library() -> None:
     assert native.library() is not None
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+def register_bytes() -> ctypes.c_int64:
+    """Return the width of the registers that hash, as the library has it."""
+    if native.library() is None:
+        pytest.skip("no C compiler was there when kvdock was installed")
+    library = ctypes.CDLL(compiled.library_path())
+    return ctypes.c_int64.in_dll(library, "kvdock_register_bytes")
+
+
+@contextmanager
+def hashing(by: int) -> Iterator[None]:
+    """Hash in registers of so many bytes; 0 for Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not by:
+            patch.setattr(native, "library", lambda: None)
+            yield
+            return
+        width = register_bytes()
+        widest = width.value
+        if by > widest:
+            pytest.skip(f"this processor has registers of {widest} bytes")
+        width.value = by
+        try:
+            yield
+        finally:
+            width.value = widest
+
+
+def test_the_widest_registers_of_the_processor_hash() -> None:
+    flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].split("\n")[0]
+    names = flags.split() if platform.machine() == "x86_64" else []
+    widest = 64 if "avx512f" in names else 32 if "avx2" in names else 16
+    assert register_bytes().value == widest
+
+
+@pytest.mark.parametrize("registers", [0, 16, 32, 64])
 @given(
     rows=st.lists(PIECES, min_size=1, max_size=6),
     seed=st.integers(0, 2**32),
@@ -56,7 +94,7 @@ def test_an_installation_with_a_compiler_has_the_library() -> None:
 @example(rows=[[1025, 0, 63], [1, 1024]], seed=0, same=False)
 @example(rows=[[300], [1 << 17], [400]], seed=3, same=False)
 def test_objects_are_hashed_piece_by_piece(
-    compiled: bool,  # noqa: FBT001 - a parameter
+    registers: int,
     rows: list[list[int]],
     seed: int,
     same: bool,  # noqa: FBT001 - drawn
@@ -77,12 +115,28 @@ def test_objects_are_hashed_piece_by_piece(
         )
         for row in zip(starts.tolist(), sizes.tolist(), strict=True)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        if not compiled:
-            patch.setattr(native, "library", lambda: None)
-        # In columns of another order, as a view of a table may be.
-        places = np.asfortranarray(starts + MEMORY.ctypes.data)
+    # In columns of another order, as a view of a table may be.
+    places = np.asfortranarray(starts + MEMORY.ctypes.data)
+    with hashing(registers):
         assert native.checksums(places, sizes).tolist() == wanted
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_cuts_have_the_hashes_that_python_finds() -> None:
+    random = np.random.default_rng(3)
+    sizes = random.integers(0, 130, (100_000, 5))
+    sizes[::2] *= random.integers(1, 40, 5)  # whole stripes and blocks among them
+    sizes[random.random(sizes.shape) < 0.3] = 0
+    sizes[:, 2] += 241
+    starts = MEMORY.ctypes.data + random.integers(0, len(MEMORY) // 2, sizes.shape)
+    with hashing(by=0):
+        expected = native.checksums(starts, sizes)
+    widest = register_bytes().value
+    for registers in (16, 32, 64):
+        if registers <= widest:
+            with hashing(registers):
+                different = native.checksums(starts, sizes) != expected
+            assert not different.any(), (registers, sizes[different][0])
 
 
 def test_numbers_of_other_types_are_read_as_what_they_are() -> None:
@@ -125,7 +179,7 @@ def with_a_library(loading: pytest.MonkeyPatch) -> None:
 
 def test_a_library_of_another_version_is_none(loading: pytest.MonkeyPatch) -> None:
     with_a_library(loading)
-    loading.setattr(native, "_VERSION", native._VERSION + 1)
+    loading.setattr(compiled, "_VERSION", compiled._VERSION + 1)
     assert native.library() is None
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from kvdock.errors import PluginError
 from kvdock.plugin import discovery
-from kvdock.plugin.discovery import BrokenPlugin, Candidate, load_all
+from kvdock.plugin.discovery import BrokenPlugin, Candidate, LoadStage
+from kvdock.plugin.loading import load_all
 from kvdock.plugin.trial import try_each
-from kvdock.plugin.validation import LoadStage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 
-from kvdock.plugin import discovery
-from kvdock.plugin.discovery import Candidate, PluginProblem
+from kvdock.plugin import loading
+from kvdock.plugin.discovery import Candidate, LoadStage, PluginProblem
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest
-from kvdock.plugin.validation import LoadStage
 from kvdock.pools.enums import PoolKind
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def problem_with(module: ModuleType, manifest: Any) -> PluginProblem:
         return manifest() if callable(manifest) else manifest
 
     module.kvdock_manifest = kvdock_manifest  # type: ignore[attr-defined] # a hook
-    plugins, (problem,) = discovery.load_all([candidate()])
+    plugins, (problem,) = loading.load_all([candidate()])
     assert not plugins
     return problem
 
@@ -165,6 +164,6 @@ def test_an_old_plugin_still_runs_when_optional_hooks_and_arguments_are_added(
         kvdock_batch_io,
     ):
         setattr(module, hook.__name__, hook)
-    plugins, problems = discovery.load_all([candidate()])
+    plugins, problems = loading.load_all([candidate()])
     assert not problems
     assert plugins[NAME].manifest.eviction.value == "?"

@@ -12,6 +12,7 @@ from kvdock.config import explain, load_configuration, structure
 from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
 from kvdock.plugin import (
     BACKENDS_GROUP,
+    COMMANDS_GROUP,
     OBSERVERS_GROUP,
     OWN_DISTRIBUTIONS,
     BrokenPlugin,
@@ -114,7 +115,7 @@ def diagnose(
     fit, problems = _fit(name)
     observers, unfit = _observers(fit[OBSERVERS_GROUP])
     doctors, unimported = _doctors(fit[GROUP])
-    problems += (*registry.problems(fit[registry.GROUP]), *unimported, *unfit)
+    problems += (*registry.problems(fit[COMMANDS_GROUP]), *unimported, *unfit)
     # `--set plugin=NAME` describes an instance, except to a section of an engine.
     instance = "plugin" in settings and name not in {one.name for one in doctors}
     asked = {name: settings} if name and instance else {}
@@ -229,7 +230,7 @@ def _fit(
     """
     groups: dict[str, list[Candidate]] = {}
     problems: tuple[PluginProblem, ...] = ()
-    for group in (OBSERVERS_GROUP, registry.GROUP, GROUP, STORES_GROUP):
+    for group in (OBSERVERS_GROUP, COMMANDS_GROUP, GROUP, STORES_GROUP):
         alone, doubled = split_duplicates(usable_entry_points(group))
         groups[group] = [one for one in alone if name in (None, one.name)]
         problems += doubled

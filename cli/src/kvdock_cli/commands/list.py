@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 from kvdock.plugin import (
     OBSERVERS_GROUP,
     TRIAL_S,
-    add_instances,
     list_entry_points,
-    load_all,
     missing_allowed,
-    named_instances,
     selection,
     split_duplicates,
     try_each,
@@ -70,10 +67,13 @@ def load(
     candidates = list_entry_points()
     kept, hidden = chosen.of(candidates)
     # Where it is not there, the others are named.
-    needed = named_instances(given).get(only, only)
+    needed = _plugin_of(only, given) if given else only
     wanted = tuple(one for one in kept if one.name == needed) or kept
     alone, problems = split_duplicates(wanted)
     unfit = try_each(alone, timeout_s)
+    # Imported while they are tried.
+    from kvdock.plugin import add_instances, load_all  # noqa: PLC0415 - see above
+
     plugins, more = load_all([one for one in alone if one not in unfit])
     plugins, absent = add_instances(plugins, given, {one.name for one in candidates})
     observers, others = chosen.of(list_entry_points(OBSERVERS_GROUP))
@@ -89,3 +89,10 @@ def load(
         ),
         hidden=sorted({one.name for one in (*hidden, *others)}),
     )
+
+
+def _plugin_of(name: str, settings: Mapping[str, object]) -> str:
+    """Return the plugin that a backend is an instance of."""
+    from kvdock.plugin import named_instances  # noqa: PLC0415 - it imports the loader
+
+    return named_instances(settings).get(name, name)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from importlib import metadata
 
-from kvdock.plugin import BACKENDS_GROUP, list_entry_points
-from kvdock_cli import registry
+from kvdock import compiled
+from kvdock.plugin import (
+    BACKENDS_GROUP,
+    COMMANDS_GROUP,
+    OBSERVERS_GROUP,
+    list_entry_points,
+)
 from kvdock_cli.output import emit
 from kvdock_cli.reports import version as report
 from kvdock_cli.terminal import style_of
@@ -16,10 +20,14 @@ from kvdock_cli.terminal import style_of
 
 def versions(*, json: bool) -> int:
     """Print every part with its version and path; import no plugin."""
+    groups = OBSERVERS_GROUP, BACKENDS_GROUP, COMMANDS_GROUP
+    points = list_entry_points(*groups)
+    # Both announce some, so nothing else has to look for their versions.
+    known = {one.distribution: one.version for one in points}
     parts = [
         report.Part("python", platform.python_version(), "python", sys.executable),
         *(
-            report.Part(name, metadata.version(name), name, path_of(module))
+            report.Part(name, known.get(name, "?"), name, path_of(module))
             for name, module in (("kvdock", "kvdock"), ("kvdock-cli", "kvdock_cli"))
         ),
         _compiled_pages(),
@@ -30,9 +38,9 @@ def versions(*, json: bool) -> int:
                 one.distribution,
                 path_of(one.value),
             )
-            for group in (BACKENDS_GROUP, registry.GROUP)
-            for one in list_entry_points(group)
-            if one.distribution != "kvdock-cli"
+            for group in (BACKENDS_GROUP, COMMANDS_GROUP)
+            for one in points
+            if one.group == group and one.distribution != "kvdock-cli"
         ),
     ]
     return emit(report.as_text(parts, style_of()), report.as_data(parts), as_json=json)
@@ -40,10 +48,8 @@ def versions(*, json: bool) -> int:
 
 def _compiled_pages() -> report.Part:
     """Say whether pages are hashed and moved in compiled code."""
-    from kvdock import native  # noqa: PLC0415 - it imports numpy
-
-    used = native.library() is not None
-    path = str(native.library_path()) if used else "-"
+    used = compiled.library() is not None
+    path = compiled.library_path() if used else "-"
     return report.Part("compiled pages", "yes" if used else "no", "kvdock", path)
 
 

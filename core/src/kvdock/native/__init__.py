@@ -9,16 +9,15 @@ page, so one thread at a time moves small pages.
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from kvdock.compiled import Library as Library
+from kvdock.compiled import library as library
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int32Array, Int64Array, UInt64Array
@@ -27,64 +26,9 @@ LEFT = -(2**31)
 """Error of an object that the library leaves to Python: its call failed, its memory
 does not suit direct I/O, or it is very short."""
 
-_VERSION = 4
 _SPAN = 2**47  # user addresses of 64-bit Linux
 _SHORT = 128 << 10  # bytes that are hashed in the time in which a lock changes hands
 _LATEST = 2**63 - 1
-
-
-@attrs.frozen(eq=False)
-class Library:
-    """The functions of the library.
-
-    Args:
-        move: Moves rows; see `Movement`.
-        leave_uncached: Looks for rows in the page cache; see there too.
-        hash_rows: Hashes rows before they are written; see there too.
-        hash: Hashes objects without the interpreter's lock.
-        hash_locked: The same with the lock, for a few.
-    """
-
-    move: Any
-    leave_uncached: Any
-    hash_rows: Any
-    hash: Any
-    hash_locked: Any
-
-
-def library_path() -> Path:
-    """Return where the library is, if it could be built."""
-    return Path(__file__).with_name("_pages.so")
-
-
-@functools.cache
-def library() -> Library | None:
-    """Return the library; None if there is none, or it is not to be used."""
-    path = library_path()
-    # The library hashes words as they lie in memory, lowest byte first.
-    unusable = sys.byteorder != "little" or not path.exists()
-    if unusable or os.environ.get("KVDOCK_PURE", "0") not in {"", "0"}:
-        return None
-    try:
-        free, locked = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-        version = ctypes.c_int64.in_dll(free, "kvdock_version").value
-        over_rows = (
-            free.kvdock_move,
-            free.kvdock_leave_uncached,
-            free.kvdock_hash_rows,
-        )
-        hashing = free.kvdock_hash, locked.kvdock_hash
-    except (OSError, ValueError, AttributeError):
-        return None  # built for another machine, or from another source
-    if version != _VERSION:
-        return None
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
-    for function in over_rows:
-        function.argtypes, function.restype = [pointer, number, number], None
-    for function in hashing:
-        function.argtypes = [number] * 3 + [pointer] * 3
-        function.restype = number
-    return Library(*over_rows, *hashing)
 
 
 def address_space() -> memoryview:

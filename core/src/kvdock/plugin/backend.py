@@ -11,7 +11,7 @@ import attrs
 from kvdock.capacity import Capacity
 from kvdock.config.schema import NoSettings, own_settings, structure
 from kvdock.errors import KvdockError, PluginError
-from kvdock.plugin import discovery, validation
+from kvdock.plugin import loading, validation
 from kvdock.plugin.hookspecs import (
     MAX_ENDPOINT_BYTES,
     AttachConfig,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Backend:
     """One loaded backend: a typed method for each of its hooks."""
 
-    plugin: discovery.LoadedPlugin
+    plugin: loading.LoadedPlugin
 
     @property
     def name(self) -> str:

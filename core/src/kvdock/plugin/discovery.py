@@ -1,36 +1,23 @@
-"""Find plugins, load each by itself, and name what is wrong with the broken.
+"""Find plugins, choose those that may be used, and import each by itself.
 
-kvdock has a loader of its own because pluggy's stops at the first entry point
-that fails, without naming it, and drops a second one of the same name.
+Nothing here knows what a plugin has to be; see `kvdock.plugin.loading`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib import metadata, resources
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
 
 import attrs
 
 from kvdock.errors import PluginError, did_you_mean
-from kvdock.plugin.validation import (
-    ContractViolation,
-    LoadStage,
-    ValidatedPlugin,
-    validate_plugin,
-)
-
-if TYPE_CHECKING:
-    import pluggy
-
-
-T = TypeVar("T")
+from kvdock.plugin.installed import EntryPoint, read_entry_points
 
 BACKENDS_GROUP = "kvdock.backends"
 ORACLES = "kvdock.oracles"
@@ -53,6 +40,19 @@ DENY_VARIABLE = "KVDOCK_DENY"
 
 OWN_DISTRIBUTIONS = ("kvdock", "kvdock-cli")
 """What is no plugin: the core's observers, and the commands of the command line."""
+
+
+class LoadStage(StrEnum):
+    """How far a plugin came before it failed."""
+
+    DISCOVER = "discover"
+    """Reading entry points: two distributions claim one name."""
+    IMPORT = "import"
+    """Importing what the entry point names."""
+    MANIFEST = "manifest"
+    """Asking for the manifest and reading it."""
+    VALIDATE = "validate"
+    """Comparing hooks with their specifications."""
 
 
 @attrs.frozen(kw_only=True)
@@ -95,6 +95,7 @@ class Candidate:
         distribution: Which distribution announces it.
         oracle: The oracle of a backend, as the entry point in `ORACLES` that
             its own distribution announces under the same name; "" for none.
+        summary: What its distribution says about itself; may be "".
     """
 
     name: str
@@ -103,6 +104,7 @@ class Candidate:
     version: str
     group: str = BACKENDS_GROUP
     oracle: str = ""
+    summary: str = ""
 
     def problem(self, stage: LoadStage, cause: str, fix: str) -> PluginProblem:
         """Describe a failure of this candidate."""
@@ -118,67 +120,38 @@ class Candidate:
         )
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class LoadedPlugin(ValidatedPlugin):
-    """A plugin that passed every stage.
-
-    Args:
-        instance_of: The plugin's name, where this is a named instance of it.
-        wrapped_by: The wrappers around its stores, the innermost first.
-    """
-
-    candidate: Candidate
-    path: str
-    instance_of: str = ""
-    wrapped_by: tuple[str, ...] = ()
-
-    @property
-    def hooks(self) -> pluggy.HookRelay:
-        """The plugin's hooks, with the observers around them."""
-        return self.manager.hook
-
-
-def list_entry_points(group: str = BACKENDS_GROUP) -> tuple[Candidate, ...]:
-    """Return the entry points of a group, sorted by name.
+def list_entry_points(*groups: str) -> tuple[Candidate, ...]:
+    """Return the entry points of groups, by default of backends, sorted by name.
 
     Reads package metadata only and imports nothing.
     """
-    found = set()
-    # Each call of entry_points reads the metadata of every distribution.
-    points: Any = metadata.entry_points()
-    oracles = _oracles(points) if group == BACKENDS_GROUP else {}
-    for point in points.select(group=group):
-        distribution, version = _identity(point.dist)
-        found.add(
-            Candidate(
-                name=point.name,
-                value=point.value,
-                distribution=distribution,
-                version=version,
-                group=group,
-                oracle=oracles.get((point.name, distribution), ""),
-            )
+    points = tuple(read_entry_points("kvdock."))
+    oracles = _oracles(points)
+    found = {
+        Candidate(
+            name=point.name,
+            value=point.value,
+            distribution=point.distribution,
+            version=point.version,
+            group=point.group,
+            oracle=oracles.get((point.group, point.name, point.distribution), ""),
+            summary=point.summary,
         )
+        for point in points
+        if point.group in (groups or (BACKENDS_GROUP,))
+    }
     return tuple(sorted(found, key=lambda one: (one.name, one.distribution)))
 
 
-def _oracles(points: metadata.EntryPoints) -> dict[tuple[str, str], str]:
-    """Return the oracles of all entry points, by backend and distribution."""
+def _oracles(points: Iterable[EntryPoint]) -> dict[tuple[str, str, str], str]:
+    """Return the oracles of backends, by their group, name and distribution."""
     # One of another distribution does not count: what the stored bytes look
     # like would then depend on whether a package of tests is installed.
     return {
-        (point.name, _identity(point.dist)[0]): point.value
-        for point in points.select(group=ORACLES)
+        (BACKENDS_GROUP, point.name, point.distribution): point.value
+        for point in points
+        if point.group == ORACLES
     }
-
-
-def _identity(distribution: metadata.Distribution | None) -> tuple[str, str]:
-    """Return name and version; "?" where a broken installation has none."""
-    if distribution is None:
-        return "?", "?"
-    about = distribution.metadata  # each access parses the whole file again
-    name, version = (about.get_all(field, ["?"]) for field in ("Name", "Version"))
-    return str(name[0]), str(version[0])
 
 
 @attrs.frozen(kw_only=True)
@@ -251,7 +224,7 @@ def missing_allowed(
     }
     lacking = set(chosen.allowed or ()) - known
     if lacking:
-        every = [one for group in GROUPS for one in list_entry_points(group)]
+        every = list_entry_points(*GROUPS)
         lacking -= {one.name for one in every}
         owners = {_canonical(one.distribution) for one in every}
         lacking = {name for name in lacking if _canonical(name) not in owners}
@@ -274,6 +247,8 @@ def install_hint(name: str) -> str:
     Any other name may be a typing error, or belong to a package of someone whom
     the user does not mean.
     """
+    from importlib import resources  # noqa: PLC0415 - seldom asked for, 4 ms
+
     known = (resources.files(__package__) / "known_backends.txt").read_text().split()
     return f"Try: pip install kvdock-{name}" if name in known else ""
 
@@ -329,47 +304,6 @@ def import_entry_point(candidate: Candidate) -> object:
             )
         ) from error
     return found
-
-
-def load_all(
-    candidates: Sequence[Candidate],
-) -> tuple[dict[str, LoadedPlugin], tuple[PluginProblem, ...]]:
-    """Load candidates one by one; a broken one never stops the others."""
-    return load_each(candidates, load_one)
-
-
-def load_each(
-    candidates: Sequence[Candidate], load: Callable[[Candidate], T]
-) -> tuple[dict[str, T], tuple[PluginProblem, ...]]:
-    """Load candidates of any kind one by one; a broken one never stops the others."""
-    found: dict[str, T] = {}
-    alone, problems = split_duplicates(candidates)
-    for candidate in alone:
-        try:
-            found[candidate.name] = load(candidate)
-        except BrokenPlugin as broken:
-            problems += (broken.problem,)
-    return found, problems
-
-
-def load_one(candidate: Candidate) -> LoadedPlugin:
-    """Import one backend, and check what it declares; raise BrokenPlugin if unfit."""
-    plugin = import_entry_point(candidate)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            accepted = validate_plugin(plugin, candidate.name, candidate.distribution)
-    except ContractViolation as breach:
-        raise BrokenPlugin(
-            candidate.problem(breach.stage, breach.cause, breach.fix)
-        ) from breach
-    own = attrs.asdict(accepted, recurse=False)
-    return LoadedPlugin(candidate=candidate, path=path_of(plugin), **own)
-
-
-def path_of(plugin: object) -> str:
-    """Return the file that a plugin was loaded from, or "?"."""
-    module = inspect.getmodule(plugin) or inspect.getmodule(type(plugin))
-    return getattr(module, "__file__", None) or "?"
 
 
 def require(

@@ -12,11 +12,11 @@ from kvdock.errors import KvdockError, PluginError, did_you_mean
 from kvdock.plugin.discovery import (
     BrokenPlugin,
     Candidate,
+    LoadStage,
     PluginProblem,
     import_entry_point,
-    load_each,
 )
-from kvdock.plugin.validation import LoadStage
+from kvdock.plugin.loading import load_each
 
 
 @attrs.frozen(kw_only=True)

@@ -16,20 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import attrs
 import pluggy
 
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock.plugin import hookspecs
-from kvdock.plugin.discovery import (
-    LoadedPlugin,
-    PluginProblem,
-    install_hint,
-)
+from kvdock.plugin.discovery import LoadStage, PluginProblem, install_hint
 from kvdock.plugin.manifest import BACKEND_NAME
-from kvdock.plugin.validation import OBSERVER_PREFIX, LoadStage
+from kvdock.plugin.validation import OBSERVER_PREFIX
 from kvdock.plugin.wrapper import build_wrappers, wrapped_plugin
+
+if TYPE_CHECKING:
+    from kvdock.plugin.loading import LoadedPlugin
 
 
 def named_instances(settings: Mapping[str, object]) -> Mapping[str, str]:

@@ -6,26 +6,18 @@ would take a command with it that only wants to name what is wrong.
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.plugin.discovery import (
-    BACKENDS_GROUP,
-    DENY_VARIABLE,
-    BrokenPlugin,
-    Candidate,
-    import_entry_point,
-    load_one,
-)
-from kvdock.plugin.validation import LoadStage
+from kvdock.plugin.discovery import DENY_VARIABLE, Candidate, LoadStage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +32,8 @@ import json, os, sys
 answer = os.dup(1)
 os.dup2(2, 1)
 sys.path[:] = json.loads(sys.argv[1])
-from kvdock.plugin.trial import _serve
-os.write(answer, _serve(json.loads(sys.argv[2]), float(sys.argv[3])).encode())
+from kvdock.plugin.trial_server import serve
+os.write(answer, serve(json.loads(sys.argv[2]), float(sys.argv[3])).encode())
 """
 
 
@@ -50,30 +42,77 @@ def try_each(
 ) -> dict[Candidate, PluginProblem]:
     """Load each candidate in a process of its own; return those that fail, and why.
 
-    They are forks of one process that has imported kvdock and nothing else.
+    They are forks of one process. That is a fork of this one, which saves the start of
+    an interpreter, or a new one where this one has threads: those do not survive.
     """
     if not candidates:
         return {}
-    given = json.dumps([attrs.asdict(one) for one in candidates])
-    with subprocess.Popen(  # noqa: S603 - this interpreter, and data
-        [sys.executable, "-c", _CHILD, json.dumps(sys.path), given, str(timeout_s)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as server:
-        try:
-            answer, _ = server.communicate()
-        except BaseException:
-            # The user ends the command, and a trial may take its time.
-            server.terminate()
-            raise
+    given = [attrs.asdict(one) for one in candidates]
+    ask = _ask_fork if _has_one_thread() else _ask_interpreter
+    answer = ask(given, timeout_s)
     ended = json.loads(answer) if answer else [[1, ""]] * len(candidates)
     found = {
         one: _problem(one, code, said, timeout_s)
         for one, (code, said) in zip(candidates, ended, strict=True)
     }
     return {one: wrong for one, wrong in found.items() if wrong}
+
+
+def _has_one_thread() -> bool:
+    """Return whether this process has one thread, those of libraries counted."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir())) == 1
+    except OSError:
+        return False
+
+
+def _ask_fork(candidates: list[dict[str, str]], timeout_s: float) -> bytes:
+    """Try candidates from a fork of this process."""
+    from kvdock.plugin.trial_server import serve  # noqa: PLC0415 - it imports the loader
+
+    # Not one of the standard streams, which may be closed here.
+    answer = fcntl.fcntl(os.memfd_create("answers"), fcntl.F_DUPFD_CLOEXEC, 3)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(null, stream)
+            os.write(answer, serve(candidates, timeout_s).encode())
+        finally:
+            os._exit(0)
+    try:
+        # What the caller needs next; the forks take longer.
+        importlib.import_module("kvdock.plugin.instances")
+        os.waitpid(pid, 0)
+    except BaseException:
+        # The user ends the command, and a trial may take its time.
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        raise
+    said = os.pread(answer, os.fstat(answer).st_size, 0)
+    os.close(answer)
+    return said
+
+
+def _ask_interpreter(candidates: list[dict[str, str]], timeout_s: float) -> bytes:
+    """Try candidates from a new interpreter."""
+    import subprocess  # noqa: PLC0415 - the other way is the usual one
+
+    given = json.dumps(sys.path), json.dumps(candidates), str(timeout_s)
+    with subprocess.Popen(  # noqa: S603 - this interpreter, and data
+        [sys.executable, "-c", _CHILD, *given],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as server:
+        try:
+            return server.communicate()[0]
+        except BaseException:
+            server.terminate()
+            raise
 
 
 def _problem(
@@ -97,62 +136,6 @@ def _problem(
     return candidate.problem(LoadStage(told["stage"]), told["cause"], told["fix"])
 
 
-def _serve(candidates: list[dict[str, str]], timeout_s: float) -> str:
-    """Try each candidate in a fork; return how each ended and what it said, as JSON."""
-    # Kills its forks on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    ended: list[tuple[int | None, str]] = [(1, "")] * len(candidates)
-    waiting = list(enumerate(candidates))[::-1]
-    running: dict[int, tuple[int, int, float]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < (os.cpu_count() or 1):
-                at, candidate = waiting.pop()
-                told = os.memfd_create("answer")
-                pid = os.fork() or _try(candidate, told)
-                running[pid] = (at, told, time.monotonic() + timeout_s)
-            soonest_s = min(end_s for _, _, end_s in running.values())
-            left_s = max(0.0, soonest_s - time.monotonic())
-            signal.sigtimedwait([signal.SIGCHLD], left_s)
-            for pid, (at, told, end_s) in list(running.items()):
-                gone, status = os.waitpid(pid, os.WNOHANG)
-                code = os.waitstatus_to_exitcode(status) if gone else None
-                if gone or time.monotonic() >= end_s:
-                    said = os.pread(told, os.fstat(told).st_size, 0).decode()
-                    ended[at] = (code, said)
-                    os.close(told)
-                    del running[pid]
-                    _kill(pid)
-    finally:
-        for pid in running:
-            _kill(pid)
-            os.waitpid(pid, 0)
-    return json.dumps(ended)
-
-
-def _try(candidate: dict[str, str], told: int) -> NoReturn:
-    """Load one candidate in this process, a fork, and end it."""
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    code = 1
-    try:
-        os.write(told, _answer(Candidate(**candidate)).encode())
-        code = 0
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        os._exit(code)
-
-
-def _kill(group: int) -> None:
-    """Kill a fork with all that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
 def _crashed(candidate: Candidate, cause: str) -> PluginProblem:
     return candidate.problem(
         LoadStage.IMPORT,
@@ -160,16 +143,3 @@ def _crashed(candidate: Candidate, cause: str) -> PluginProblem:
         f"Reinstall {candidate.distribution}, or leave it out with "
         f"{DENY_VARIABLE}={candidate.distribution}.",
     )
-
-
-def _answer(candidate: Candidate) -> str:
-    """Load one candidate; return what is wrong with it as JSON, or "{}"."""
-    try:
-        if candidate.group == BACKENDS_GROUP:
-            load_one(candidate)
-        else:
-            import_entry_point(candidate)
-    except BrokenPlugin as broken:
-        one = broken.problem
-        return json.dumps({"stage": one.stage, "cause": one.cause, "fix": one.fix})
-    return "{}"

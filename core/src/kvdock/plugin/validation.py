@@ -1,13 +1,12 @@
 """Hold a plugin against the contract: its manifest, its hooks, their arguments.
 
-Knows nothing of where the plugin comes from; `kvdock.plugin.discovery` does.
+Knows nothing of where the plugin comes from; `kvdock.plugin.loading` does.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import pluggy
 
 from kvdock.errors import ManifestError, did_you_mean
 from kvdock.plugin import hookspecs
+from kvdock.plugin.discovery import LoadStage
 from kvdock.plugin.manifest import API_VERSION, OLDEST_API_VERSION, Manifest
 from kvdock.plugin.store import default_hooks, returns_stores
 
@@ -27,19 +27,6 @@ OBSERVER_PREFIX = "observer:"
 
 DEFAULTS = "defaults:kvdock"
 """How a plugin manager calls the hooks that the core answers."""
-
-
-class LoadStage(StrEnum):
-    """How far a plugin came before it failed."""
-
-    DISCOVER = "discover"
-    """Reading entry points: two distributions claim one name."""
-    IMPORT = "import"
-    """Importing what the entry point names."""
-    MANIFEST = "manifest"
-    """Asking for the manifest and reading it."""
-    VALIDATE = "validate"
-    """Comparing hooks with their specifications."""
 
 
 class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, never reaches a user

@@ -23,10 +23,7 @@ import pluggy
 from kvdock.errors import SettingsError
 from kvdock.plugin import hookspecs
 from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import (
-    LoadedPlugin,
-    list_entry_points,
-)
+from kvdock.plugin.discovery import list_entry_points
 from kvdock.plugin.extension import Extension
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Support
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
     from kvdock.geometry.region import Region
     from kvdock.plugin.hookspecs import AttachConfig, HostMemory
+    from kvdock.plugin.loading import LoadedPlugin
     from kvdock.plugin.manifest import Manifest
     from kvdock.pools.spec import PoolSpec
 

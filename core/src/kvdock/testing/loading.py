@@ -10,12 +10,11 @@ from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import (
     ORACLES,
     Candidate,
-    LoadedPlugin,
     import_entry_point,
     list_entry_points,
-    load_all,
     require,
 )
+from kvdock.plugin.loading import LoadedPlugin, load_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

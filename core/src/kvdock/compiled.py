@@ -1,0 +1,69 @@
+"""The library in C, where it could be built; see `kvdock.native`, which uses it.
+
+Apart from that, as `kvdock --version` asks for it and numpy takes long to import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from typing import Any
+
+import attrs
+
+_VERSION = 4
+
+
+@attrs.frozen(eq=False)
+class Library:
+    """The functions of the library.
+
+    Args:
+        move: Moves rows; see `kvdock.native.Movement`.
+        leave_uncached: Looks for rows in the page cache; see there too.
+        hash_rows: Hashes rows before they are written; see there too.
+        hash: Hashes objects without the interpreter's lock.
+        hash_locked: The same with the lock, for a few.
+    """
+
+    move: Any
+    leave_uncached: Any
+    hash_rows: Any
+    hash: Any
+    hash_locked: Any
+
+
+def library_path() -> str:
+    """Return where the library is, if it could be built."""
+    return f"{os.path.dirname(__file__)}/native/_pages.so"  # noqa: PTH120 - 5 ms to import
+
+
+@functools.cache
+def library() -> Library | None:
+    """Return the library; None if there is none, or it is not to be used."""
+    path = library_path()
+    # The library hashes words as they lie in memory, lowest byte first.
+    if sys.byteorder != "little" or os.environ.get("KVDOCK_PURE", "0") not in {"", "0"}:
+        return None
+    try:
+        free, locked = ctypes.CDLL(path), ctypes.PyDLL(path)
+        version = ctypes.c_int64.in_dll(free, "kvdock_version").value
+        over_rows = (
+            free.kvdock_move,
+            free.kvdock_leave_uncached,
+            free.kvdock_hash_rows,
+        )
+        hashing = free.kvdock_hash, locked.kvdock_hash
+    except (OSError, ValueError, AttributeError):
+        return None  # not built, or for another machine, or from another source
+    if version != _VERSION:
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    for function in over_rows:
+        function.argtypes, function.restype = [pointer, number, number], None
+    for function in hashing:
+        function.argtypes = [number] * 3 + [pointer] * 3
+        function.restype = number
+    return Library(*over_rows, *hashing)
