@@ -261,12 +261,13 @@ def one_object(
     tenant: str = "default",
     namespace: str = "n" * 64,
     allocate: Any = lambda _: None,
+    buffers: int = 1,
 ) -> Any:
     """Return a sealing store for objects of 64 bytes, and memory of one."""
     engine = Engine(core=patient())
     with engine.attachment:
         region = engine.attachment._backends.pools["kv"].region
-    around = Seal(SealSettings(keys=keys, buffers=1))
+    around = Seal(SealSettings(keys=keys, buffers=buffers))
     listed = read_tenants({"guest": {"salt": "g"}})
     config = AttachConfig(tenant=tenant, tenants=listed, namespace=namespace)
     store = around.wrap(
@@ -525,6 +526,53 @@ def test_a_subkey_seals_so_many_objects_and_no_more(
     salts = [data[-36:-32] for data in objects.values()]
     assert [len(set(salts[at : at + 3])) for at in (0, 3, 6)] == [1, 1, 1]
     assert len(set(salts)) == 3
+
+
+def test_an_object_has_the_salt_that_it_was_sealed_with(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seal, "_SALT_OBJECTS", 1)
+    objects: dict[str, bytes] = {}
+    store, memory = one_object(keys, Kept(objects), buffers=2)
+    put, head = batch_of(Operation.PUT, memory), seal._HEAD
+
+    def pack(*fields: Any) -> bytes:
+        # Another thread seals meanwhile, with another salt.
+        if "n/b.kv" not in objects:
+            objects["n/b.kv"] = b""
+            assert store.run(attrs.evolve(put, keys=["n/b.kv"])).ok.all()
+        return head.pack(*fields)
+
+    slow = SimpleNamespace(pack=pack, unpack=head.unpack, size=head.size)
+    monkeypatch.setattr(seal, "_HEAD", slow)
+    assert store.run(put).ok.all()
+    for key in objects:
+        got = store.run(attrs.evolve(batch_of(Operation.GET, memory), keys=[key]))
+        assert got.ok.all(), key
+
+
+def test_a_page_whose_key_is_missing_is_replaced_and_one_whose_key_is_back_is_read(
+    keys: Path,
+) -> None:
+    before = keys.read_bytes()
+    engine = sealed(keys)
+    with engine.attachment:
+        names = stored(engine)
+        # As if a backup of another day were taken, with another key.
+        keys.unlink()
+        add_key(keys, MASTER, "someone")
+        add_key(keys, MASTER, "default")
+        keys.write_text(keys.read_text().replace('"id": 1,', '"id": 9,'))
+        assert (loaded(engine, names) == Outcome.REFUSED).all()
+        assert engine.attachment.exists(names).found == {"kv": 0}
+        now = keys.read_bytes()
+        keys.write_bytes(before)
+        assert engine.attachment.exists(names).found == {"kv": 4}
+        assert not loaded(engine, names).any()
+        keys.write_bytes(now)
+        assert (loaded(engine, names) == Outcome.REFUSED).all()
+        stored(engine)
+        assert not loaded(engine, names).any()
 
 
 # --- Wrong wrappers, each caught by the test that is named --------------------

@@ -260,6 +260,22 @@ class KeyRing:
                 return
         raise first or KeyUnusableError(KeyProblem.MISSING)
 
+    def opens(self, number: int) -> bool:
+        """Return whether the key of a number can be used, or that is not known now."""
+        try:
+            self.opening(number)
+        except KeyUnusableError as error:
+            return error.problem is KeyProblem.UNREADABLE
+        return True
+
+    def has_lost(self, tenant: str) -> bool:
+        """Return whether a tenant has a key in the file that cannot be used.
+
+        Raises:
+            KeyUnusableError: If the file cannot be read.
+        """
+        return not all(map(self.opens, self._mine(tenant)))
+
     def opening(self, number: int) -> DataKey:
         """Return the key that has sealed an object, whosever it is.
 
