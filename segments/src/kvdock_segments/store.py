@@ -208,7 +208,7 @@ class SegmentStore(ClosedAfterUse):
             self._namespace_fd,
             self._limits,
             usage,
-            OtherPools(usage, self.counts),
+            OtherPools(usage, self.counts, room),
             self._engine,
             self._catalog.index,
             self._catalog.segments,
