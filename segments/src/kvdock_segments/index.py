@@ -457,6 +457,25 @@ class Index:
         now_s = self._latest_s - grace_s
         return expired(self.words[rows], now_s, self.max_age_s)
 
+    def rows_of(self, digests: UInt64Array) -> Int64Array:
+        """Return every row that holds one of some keys, by reading all of them.
+
+        Those that have expired and those that are there twice are among them, which no
+        look-up finds.
+        """
+        words, wanted = self.words, {*map(tuple, digests.tolist())}
+        rows = np.flatnonzero(np.isin(words[:, 0], digests[:, 0]))
+        rows = rows[self.records["check"][rows] != 0]
+        held = [*map(tuple, words[rows, :2].tolist())]
+        return np.array(
+            [
+                row
+                for row, one in zip(rows.tolist(), held, strict=True)
+                if one in wanted
+            ],
+            np.int64,
+        )
+
     def expired_rows(self, grace_s: int) -> Int64Array:
         """Return rows whose time has been over for some seconds, int64 (n,)."""
         if not self.timed:
