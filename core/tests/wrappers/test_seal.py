@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -451,6 +451,57 @@ def test_altered_moved_and_cut_objects_are_never_accepted(keys: Path) -> None:
     for key, store in stores.items():
         assert store.run(attrs.evolve(batch, keys=[key])).ok.all()
         assert room.tolist() == [int(key[-1])] * 64
+
+
+def attacks(right: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield an object's key and what someone who can write to the store puts there.
+
+    Each flipped bit, each swap, each splice of two objects at each byte, and heads of
+    trailers that were made up.
+    """
+    for key, data in right.items():
+        for bit in range(8 * len(data)):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            yield key, bytes(flipped)
+        for other in right.values():
+            for at in range(len(data)) if other != data else ():
+                yield key, data[:at] + other[at:]  # with 0 all of the other one
+        body, tail = data[:-40], data[-28:]
+        for magic, form, number, salt, ends in itertools.product(
+            (b"K", b"\0"), (0, 1, 2, 3), (0, 1, 2, 3, 65535), (0, 1), (0, 1)
+        ):
+            yield key, body + seal._HEAD.pack(magic, form, number, salt, ends) + tail
+
+
+@pytest.mark.slow
+def test_no_attack_on_stored_objects_is_taken_for_a_page(keys: Path) -> None:
+    add_key(keys, MASTER, "acme")
+    objects: dict[str, bytes] = {}
+    stores = {}
+    for tenant, space in itertools.product(("default", "acme"), ("n", "m")):
+        store, memory = one_object(keys, Kept(objects), tenant, space * 64)
+        for page in range(3):
+            key = f"{space * 64}/{tenant}{page}"
+            memory[:] = page
+            put = attrs.evolve(batch_of(Operation.PUT, memory), keys=[key])
+            assert store.run(put).ok.all()
+            stores[key] = store
+    right, room, tried = dict(objects), np.zeros(64, np.uint8), 0
+    get = batch_of(Operation.GET, room)
+    for key, data in attacks(right):
+        if data == right[key]:
+            continue  # two tags may end alike
+        objects[key] = data
+        room[:] = 0xAA
+        assert not stores[key].run(attrs.evolve(get, keys=[key])).ok.any()
+        left = room.tolist()
+        # Zeros in the place of what was opened in vain, or nothing at all.
+        assert left in ([0] * 64, [0xAA] * 64)
+        objects[key], tried = right[key], tried + 1
+    assert tried > 23_568
+    for key in right:
+        assert stores[key].run(attrs.evolve(get, keys=[key])).ok.all()
 
 
 def test_a_store_is_verified_without_keys(keys: Path) -> None:
