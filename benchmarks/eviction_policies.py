@@ -103,7 +103,7 @@ def _replay_history(
             cold = history.find_cold(
                 stored_ns[live], used_ns[live], every, wanted, now_ns
             )
-            going = cold.find(stored_ns[live], used_ns[live], now_ns + 1)
+            going = cold.find(stored_ns[live], used_ns[live])
             gone, live = live[going], live[~going]
             history.note_evicted(digests[gone], stored_ns[gone], used_ns[gone], now_ns)
             kept[gone] = False

@@ -49,7 +49,13 @@ def attached(root: Path, salt: str) -> Attachment:
         layers=[0], page_tokens=16, anchor=True,
     )  # fmt: skip
     settings: dict[str, Any] = {
-        name: {"plugin": "file", "root": root / name, "free_space": 0} for name in TIERS
+        name: {
+            "plugin": "file",
+            "root": root / name,
+            "free_space": 0,
+            "segment_bytes": "1 MiB",
+        }
+        for name in TIERS
     }
     dock = Dock.load(require=[*settings], only=[*settings], settings=settings)
     plan = dock.plan([pool], Shard(), tiers=[{"backend": name} for name in settings])
@@ -129,3 +135,61 @@ def test_a_tenant_that_is_not_listed_deletes_nothing(
         with pytest.raises(UsageProblem):
             removed(capsys, root, **given)
     assert pages(root, "") == PAGES
+
+
+def bytes_left(root: Path) -> int:
+    """Return how many pages' bytes lie anywhere in the files of the stores."""
+    page = np.full(PAGE_BYTES, 7, np.uint8).tobytes()
+    files = (one for tier in TIERS for one in (root / tier).rglob("*"))
+    return sum(one.read_bytes().count(page) for one in files if one.is_file())
+
+
+def fill_a_segment(cache: Attachment) -> None:
+    """Store pages until the segment of the first ones is full, and left alone."""
+    for first in range(PAGES, 300, PAGES):
+        names = [f"{page:064x}" for page in range(first, first + PAGES)]
+        assert cache.put(names, {"kv": np.arange(PAGES)}).pages == PAGES
+    assert cache.wait_idle(60)
+
+
+@pytest.mark.parametrize("chosen", ["hashes", "tenant"])
+def test_pages_go_for_an_engine_that_has_them_open_and_their_bytes_too(
+    root: Path, capsys: pytest.CaptureFixture[str], chosen: str
+) -> None:
+    hashes = root / "hashes"
+    where = {"kv": np.arange(PAGES)}
+    with attached(root, "") as cache:
+        more = {} if chosen == "hashes" else {"tenant": "guest"}
+        names = NAMES if chosen == "hashes" else NAMES[:2]
+        where = {"kv": np.arange(len(names))}
+        fill_a_segment(cache)
+        assert cache.get(names, where, **more).pages == len(names)
+        hashes.write_text("\n".join(f"{name}.kv.L0-1" for name in NAMES))
+        given = {"hashes": hashes} if chosen == "hashes" else {"tenant": "guest"}
+        left = bytes_left(root)
+        found = removed(capsys, root, **given)
+        assert all(not one["kept"] for one in found["removals"])
+        assert bytes_left(root) == left - sum(one["pages"] for one in found["removals"])
+        assert cache.exists(names, **more).best == 0
+        assert cache.get(names, where, **more).pages == 0
+    assert pages(root, "", **more) == 0
+
+
+def test_pages_beside_which_an_engine_writes_stay_and_it_is_said(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashes = root / "hashes"
+    hashes.write_text("\n".join(f"{name}.kv.L0-1" for name in NAMES))
+    with attached(root, "") as cache:
+        # It goes on filling the segment that has them.
+        cache.put(["f" * 64], {"kv": np.zeros(1, np.int64)})
+        assert cache.wait_idle(60)
+        found = removed(capsys, root, code=1, hashes=hashes)
+        counts = sorted((one["pages"], one["kept"]) for one in found["removals"])
+        assert counts == [(0, PAGES)] * 2 + [(PAGES, 0)] * 2
+        assert cache.get(NAMES, {"kv": np.arange(PAGES)}).pages == PAGES
+        capsys.readouterr()
+        assert store.rm(str(root / "near"), hashes=hashes, yes=True) == 1
+        assert "8 kept: a process is writing beside them" in capsys.readouterr().out
+    assert len(removed(capsys, root, hashes=hashes)["removals"]) == 2
+    assert pages(root, "") == 0

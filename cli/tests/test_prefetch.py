@@ -34,3 +34,18 @@ def test_each_prompt_is_a_hint_on_a_request_of_one_token(
         assert [outcome for _, _, outcome in told] == ["taken"]
         named.append(found.hints[0].tokens)
     assert named == [tuple(b"some text"), (3, 4, 5)]
+
+
+def test_of_a_prompt_that_no_hint_has_room_for_the_beginning_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.write_text(f"[3, 4]\n{json.dumps(list(range(100_000, 130_000)))}\n")
+    with serving("sglang", answer) as (url, asked):
+        assert prefetch(url, prompts=prompts) == 0
+    said = capsys.readouterr().out
+    assert "of 1 prompts only for the beginning" in said
+    found = read_envelope("r", asked[1].hints, lambda *_: None)
+    tokens = found.hints[0].tokens
+    assert tokens == tuple(range(100_000, 100_000 + len(tokens)))
+    assert len(tokens) > 9_000

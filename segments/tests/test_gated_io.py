@@ -187,6 +187,36 @@ def test_a_read_leaves_memory_alone_once_its_gate_is_closed(
             assert there == bytes(len(content)), "a wrong object was copied"
 
 
+@pytest.mark.parametrize("nbytes", [8192, 1 << 20])
+@pytest.mark.parametrize("how", ["buffered", "direct"])
+def test_nothing_wrong_is_copied_beside_an_object_that_ends_early(
+    tmp_path: Path, nbytes: int, how: str
+) -> None:
+    engine = PosixIOEngine(1, direct=how == "direct")
+    (tmp_path / "d").write_bytes(b"x" * (2 * nbytes - 4096))
+    here = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    token = engine.open_file("d", here, create=False)
+    os.close(here)
+    memory = np.zeros(2 * nbytes, np.uint8)
+    found = engine.move(
+        IORequest(
+            write=False,
+            files=(token,),
+            file_of=np.zeros(2, np.int64),
+            offsets=np.array([0, nbytes]),
+            addresses=memory.ctypes.data + np.array([[0], [nbytes]]),
+            sizes=np.full((2, 1), nbytes),
+            gate=MemoryGate(),
+            expected=np.array([WRONG, WRONG]),
+        )
+    )
+    engine.close_file(token)
+    engine.close()
+    assert found.nbytes.tolist() == [nbytes, nbytes - 4096]
+    assert (found.checksums != WRONG).all()
+    assert not memory.any()
+
+
 @settings(max_examples=60, deadline=None)
 @given(trial=TRIALS)
 def test_a_write_reports_nothing_that_was_taken_after_its_gate_was_closed(

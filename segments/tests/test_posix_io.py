@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvdock.batch import MemoryGate
 from kvdock.daemon_threads import DaemonThreads
 from kvdock_segments import IORequest, IOResult, PosixIOEngine, checksums
 from kvdock_segments.io import DEADLINE, plan_request
@@ -57,6 +58,49 @@ def opened(engine: PosixIOEngine, folder: Path, nbytes: int) -> int:
         os.close(here)
     os.ftruncate(token, nbytes)
     return token
+
+
+def whole_blocks_only(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Reject what a disk rejects in direct I/O, also where there is none."""
+
+    def checked(file: int, what: Any, offset: int, *more: int) -> Any:
+        parts = what if isinstance(what, list) else [what]
+        if offset % 4096 or sum(map(len, parts)) % 4096 or len(parts) > 1024:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return call(file, what, offset, *more)
+
+    return checked
+
+
+@pytest.mark.parametrize("piece", [301, 512, 3001])
+@pytest.mark.parametrize("gate", [None, MemoryGate()], ids=["plain", "gated"])
+def test_an_object_may_have_any_number_of_pieces(
+    engine: PosixIOEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    piece: int,
+    gate: MemoryGate | None,
+) -> None:
+    if engine.slot_bytes(1) == 4096:
+        for name in ("pwrite", "preadv", "pwritev"):
+            monkeypatch.setattr(os, name, whole_blocks_only(getattr(os, name)))
+    pieces = 2500
+    nbytes = engine.slot_bytes(pieces * piece)
+    token = opened(engine, tmp_path / "t", 2 * nbytes)
+    rng = np.random.default_rng(piece)
+    memory = rng.integers(0, 256, (2, pieces, 2 * piece), np.uint8)
+    starts = memory.ctypes.data + np.arange(2 * pieces) * 2 * piece
+    asked = transfer(
+        token, [0, nbytes], starts.reshape(2, pieces), np.full((2, pieces), piece)
+    )
+    written = engine.move(attrs.evolve(asked, write=True))
+    assert not written.errors.any()
+    right = memory[..., :piece].copy()
+    memory[..., :piece] = 0
+    read = engine.move(attrs.evolve(asked, gate=gate, expected=written.checksums))
+    engine.close_file(token)
+    assert not read.errors.any()
+    assert (memory[..., :piece] == right).all()
 
 
 def stored(engine: PosixIOEngine, objects: IORequest) -> IOResult:

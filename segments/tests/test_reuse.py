@@ -54,7 +54,7 @@ class Pool:
         if not may_go.any():
             return []
         cold = self.history.find_cold(stored, used, may_go, wanted, self.now_ns)
-        gone = np.flatnonzero(cold.find(stored, used, before_ns))
+        gone = np.flatnonzero(cold.find(stored, used) & (used < before_ns))
         numbers = [pages[at] for at in gone.tolist()]
         self.history.note_evicted(
             self.digests(numbers), stored[gone], used[gone], self.now_ns

@@ -180,8 +180,8 @@ class PageReceiver(Protocol):
     ) -> Mapping[RetentionAnswer, int]:
         """Promise stored objects, or let them expire; return the answers."""
 
-    def delete(self, pages: Sequence[StoredPage]) -> int:
-        """Delete objects; return how many are gone."""
+    def delete(self, pages: Sequence[StoredPage]) -> Sequence[StoredPage]:
+        """Delete objects, for all that use the place; return those that stay."""
 
 
 @runtime_checkable

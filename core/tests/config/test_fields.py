@@ -132,8 +132,15 @@ def test_no_refusal_shows_a_secret(given: dict[str, object]) -> None:
 
 def test_what_does_not_fit_together_is_said_with_its_way_out() -> None:
     with pytest.raises(SettingsError) as caught:
-        made({"token": "same", "server": "same"})
+        made({"token": "the-same-for-both", "server": "the-same-for-both"})
     assert str(caught.value) == "it: <hidden> is the server. Ask for a token."
+
+
+@pytest.mark.parametrize("token", ["e", "is", "hidden", "the server"])
+def test_no_gaps_show_a_short_secret(token: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        made({"token": token, "server": token})
+    assert str(caught.value) == "it: <hidden>. Ask for a token."
 
 
 @attrs.frozen(kw_only=True)

@@ -49,6 +49,20 @@ def test_a_namespace_belongs_to_the_tenant_of_its_salt(
             assert tenant_of(record(other), tenants) == "default"
 
 
+def test_each_tenant_is_read_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbered = 0
+
+    def count(digest: str) -> int:
+        nonlocal numbered
+        numbered += 1
+        return tenant_number(digest)
+
+    monkeypatch.setattr("kvdock.config.tenants.tenant_number", count)
+    listed = {f"t{at}": {"salt_sha256": f"{at + 1:064x}"[::-1]} for at in range(200)}
+    assert len(read_tenants(listed)) == 200
+    assert numbered <= 4 * 200
+
+
 def test_listing_tenants_changes_no_namespace() -> None:
     assert record("")["salt_sha256"] == ""
     assert record("x")["salt_sha256"] == (

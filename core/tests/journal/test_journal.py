@@ -41,7 +41,7 @@ from kvdock.events import (
     requested_by,
 )
 from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
-from kvdock.journal.observer import Journal, JournalSettings
+from kvdock.journal.observer import Journal, JournalSettings, _Files
 from kvdock.journal.records import encode, record_of_pages
 from kvdock.pays.policy import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
@@ -519,7 +519,7 @@ import sys
 from test_journal import ORIGIN, event
 import attrs
 from pathlib import Path
-from kvdock.journal.observer import Journal, JournalSettings
+from kvdock.journal.observer import Journal, JournalSettings, _Files
 journal = Journal(JournalSettings(dir=Path(sys.argv[1])))
 at = 0
 while True:
@@ -617,6 +617,46 @@ def test_a_batch_larger_than_a_file_stays_within_the_limit(
     journal.kvdock_observe(event=event(), origin=ORIGIN)
     assert journal.flush(60)
     assert list(read_journal(tmp_path))[-1].dropped == 1
+
+
+def pages_stored(at: int, pages: int) -> JournalRecord:
+    return JournalRecord(1, float(at), "put", "n", pages="f" * 16 * pages)
+
+
+def test_a_journal_deletes_no_file_that_no_journal_has_written(tmp_path: Path) -> None:
+    foreign = ["billing.jsonl", "a-b-c.jsonl", "0-12-34ab-1.jsonl", "x.txt"]
+    for name in foreign:
+        (tmp_path / name).write_bytes(b"x" * (1 << 20))
+    old = tmp_path / "0-12-34ab-000001.jsonl"
+    old.write_bytes(b"x" * (1 << 20))
+    files = _Files(JournalSettings(dir=tmp_path, max_bytes=1 << 20))
+    for at in range(600):
+        files.write([pages_stored(at, 250)], "0")
+    assert not old.exists()
+    assert all((tmp_path / name).stat().st_size == 1 << 20 for name in foreign)
+    assert len(list(tmp_path.iterdir())) > len(foreign) + 4
+
+
+@pytest.mark.parametrize("pages", [300, 900])
+def test_many_writers_together_keep_the_limit_of_a_journal(
+    tmp_path: Path, pages: int
+) -> None:
+    most = 1 << 20
+    settings = JournalSettings(dir=tmp_path, max_bytes=most)
+    writers = [_Files(settings) for _ in range(32)]
+    taken, at = 0, 0
+    while taken < 2 * most:
+        for rank, files in enumerate(writers):
+            record = pages_stored(at := at + 1, pages)
+            taken += len(encode([record]))
+            assert not files.write([record], str(rank))
+            if not at % 40:
+                every = [one.stat().st_size for one in tmp_path.iterdir()]
+                assert sum(every) <= most
+    # The latest of each is there.
+    left = [record.at_s for record in read_journal(tmp_path)]
+    assert {*range(at - 31, at + 1)} <= {int(at_s) for at_s in left}
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) > most // 2
 
 
 def test_a_file_that_another_process_deleted_is_begun_anew(tmp_path: Path) -> None:

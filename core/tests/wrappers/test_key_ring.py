@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,54 @@ def test_keys_are_listed_without_what_is_secret(path: Path) -> None:
     assert list_keys(path) == [("acme", 1, True), ("other", 2, False)]
     with pytest.raises(KvdockError, match="cannot be read"):
         list_keys(path.with_name("none"))
+
+
+def test_a_changed_file_keeps_its_owner_group_and_mode(path: Path) -> None:
+    add_key(path, MASTER, "acme")
+    assert path.stat().st_mode & 0o777 == 0o600
+    owner = (1234, 2345) if os.geteuid() == 0 else (os.getuid(), os.getgid())
+    os.chown(path, *owner)
+    for mode in (0o640, 0o440):
+        path.chmod(mode)
+        add_key(path, MASTER, "acme")
+        destroy_keys(path, "acme", 1)
+        wrap_again(path, MASTER, MASTER)
+        about = path.stat()
+        assert (about.st_uid, about.st_gid) == owner
+        assert about.st_mode & 0o7777 == mode
+
+
+def test_a_file_that_would_get_another_owner_is_not_changed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_key(path, MASTER, "acme")
+    before = path.read_bytes()
+    real = os.fstat
+
+    def of_another(fd: int) -> os.stat_result:
+        about = real(fd)
+        return os.stat_result((*about[:4], about.st_uid + 1, *about[5:]))
+
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    monkeypatch.setattr(os, "fchown", refuse)
+    with pytest.raises(KvdockError, match="another owner or group"):
+        add_key(path, MASTER, "acme")
+    assert path.read_bytes() == before
+    assert {one.name for one in path.parent.iterdir()} == {
+        path.name,
+        f"{path.name}.lock",
+    }
+
+
+def test_a_link_to_a_key_file_stays_one(path: Path, tmp_path: Path) -> None:
+    real = tmp_path / "secrets" / "keys.json"
+    real.parent.mkdir()
+    add_key(real, MASTER, "acme")
+    path.symlink_to(real)
+    assert add_key(path, MASTER, "acme") == 2
+    assert path.is_symlink()
+    assert [number for _, number, _ in list_keys(real)] == [1, 2]
+    assert KeyRing(path, MASTER).sealing("acme").number == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -261,12 +261,13 @@ def one_object(
     tenant: str = "default",
     namespace: str = "n" * 64,
     allocate: Any = lambda _: None,
+    buffers: int = 1,
 ) -> Any:
     """Return a sealing store for objects of 64 bytes, and memory of one."""
     engine = Engine(core=patient())
     with engine.attachment:
         region = engine.attachment._backends.pools["kv"].region
-    around = Seal(SealSettings(keys=keys, buffers=1))
+    around = Seal(SealSettings(keys=keys, buffers=buffers))
     listed = read_tenants({"guest": {"salt": "g"}})
     config = AttachConfig(tenant=tenant, tenants=listed, namespace=namespace)
     store = around.wrap(
@@ -452,6 +453,57 @@ def test_altered_moved_and_cut_objects_are_never_accepted(keys: Path) -> None:
         assert room.tolist() == [int(key[-1])] * 64
 
 
+def attacks(right: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield an object's key and what someone who can write to the store puts there.
+
+    Each flipped bit, each swap, each splice of two objects at each byte, and heads of
+    trailers that were made up.
+    """
+    for key, data in right.items():
+        for bit in range(8 * len(data)):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            yield key, bytes(flipped)
+        for other in right.values():
+            for at in range(len(data)) if other != data else ():
+                yield key, data[:at] + other[at:]  # with 0 all of the other one
+        body, tail = data[:-40], data[-28:]
+        for magic, form, number, salt, ends in itertools.product(
+            (b"K", b"\0"), (0, 1, 2, 3), (0, 1, 2, 3, 65535), (0, 1), (0, 1)
+        ):
+            yield key, body + seal._HEAD.pack(magic, form, number, salt, ends) + tail
+
+
+@pytest.mark.slow
+def test_no_attack_on_stored_objects_is_taken_for_a_page(keys: Path) -> None:
+    add_key(keys, MASTER, "acme")
+    objects: dict[str, bytes] = {}
+    stores = {}
+    for tenant, space in itertools.product(("default", "acme"), ("n", "m")):
+        store, memory = one_object(keys, Kept(objects), tenant, space * 64)
+        for page in range(3):
+            key = f"{space * 64}/{tenant}{page}"
+            memory[:] = page
+            put = attrs.evolve(batch_of(Operation.PUT, memory), keys=[key])
+            assert store.run(put).ok.all()
+            stores[key] = store
+    right, room, tried = dict(objects), np.zeros(64, np.uint8), 0
+    get = batch_of(Operation.GET, room)
+    for key, data in attacks(right):
+        if data == right[key]:
+            continue  # two tags may end alike
+        objects[key] = data
+        room[:] = 0xAA
+        assert not stores[key].run(attrs.evolve(get, keys=[key])).ok.any()
+        left = room.tolist()
+        # Zeros in the place of what was opened in vain, or nothing at all.
+        assert left in ([0] * 64, [0xAA] * 64)
+        objects[key], tried = right[key], tried + 1
+    assert tried > 23_568
+    for key in right:
+        assert stores[key].run(attrs.evolve(get, keys=[key])).ok.all()
+
+
 def test_a_store_is_verified_without_keys(keys: Path) -> None:
     engine = sealed(keys)
     with engine.attachment:
@@ -525,6 +577,53 @@ def test_a_subkey_seals_so_many_objects_and_no_more(
     salts = [data[-36:-32] for data in objects.values()]
     assert [len(set(salts[at : at + 3])) for at in (0, 3, 6)] == [1, 1, 1]
     assert len(set(salts)) == 3
+
+
+def test_an_object_has_the_salt_that_it_was_sealed_with(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seal, "_SALT_OBJECTS", 1)
+    objects: dict[str, bytes] = {}
+    store, memory = one_object(keys, Kept(objects), buffers=2)
+    put, head = batch_of(Operation.PUT, memory), seal._HEAD
+
+    def pack(*fields: Any) -> bytes:
+        # Another thread seals meanwhile, with another salt.
+        if "n/b.kv" not in objects:
+            objects["n/b.kv"] = b""
+            assert store.run(attrs.evolve(put, keys=["n/b.kv"])).ok.all()
+        return head.pack(*fields)
+
+    slow = SimpleNamespace(pack=pack, unpack=head.unpack, size=head.size)
+    monkeypatch.setattr(seal, "_HEAD", slow)
+    assert store.run(put).ok.all()
+    for key in objects:
+        got = store.run(attrs.evolve(batch_of(Operation.GET, memory), keys=[key]))
+        assert got.ok.all(), key
+
+
+def test_a_page_whose_key_is_missing_is_replaced_and_one_whose_key_is_back_is_read(
+    keys: Path,
+) -> None:
+    before = keys.read_bytes()
+    engine = sealed(keys)
+    with engine.attachment:
+        names = stored(engine)
+        # As if a backup of another day were taken, with another key.
+        keys.unlink()
+        add_key(keys, MASTER, "someone")
+        add_key(keys, MASTER, "default")
+        keys.write_text(keys.read_text().replace('"id": 1,', '"id": 9,'))
+        assert (loaded(engine, names) == Outcome.REFUSED).all()
+        assert engine.attachment.exists(names).found == {"kv": 0}
+        now = keys.read_bytes()
+        keys.write_bytes(before)
+        assert engine.attachment.exists(names).found == {"kv": 4}
+        assert not loaded(engine, names).any()
+        keys.write_bytes(now)
+        assert (loaded(engine, names) == Outcome.REFUSED).all()
+        stored(engine)
+        assert not loaded(engine, names).any()
 
 
 # --- Wrong wrappers, each caught by the test that is named --------------------

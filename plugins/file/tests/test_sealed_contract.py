@@ -6,10 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from sealed import check_pages_of_a_lost_key_are_replaced
 
 from kvdock.pools.objects import TRAILER_BYTES
 from kvdock.testing import BackendContract, Oracle
+from kvdock.wrappers import key_ring
 from kvdock_file.oracle import FileOracle
+
+
+def test_pages_of_a_destroyed_key_are_misses_that_a_put_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_ring, "_CHECK_S", 0.0)
+    (tmp_path / "keys").mkdir()
+    settings = {"root": tmp_path / "store", "free_space": 0}
+    check_pages_of_a_lost_key_are_replaced("file", settings, tmp_path / "keys")
 
 
 class SealedOracle(FileOracle):

@@ -25,9 +25,9 @@ import numpy as np
 from kvdock.units import format_bytes
 from kvdock_segments.cleanup import collect_garbage
 from kvdock_segments.eviction import (
-    NONE_ABOVE,
     EvictionPlan,
     OtherPools,
+    Shares,
     cold_slots,
     plan_eviction,
 )
@@ -575,8 +575,8 @@ class SegmentAllocator:
         writable = np.zeros(len(self.index.slots_in), np.bool_)
         writable[[one.rows.number for one in mine]] = True
         # Not under the lock: with ten million pages it takes a quarter of a second.
-        over = self._over(folder)
-        plan = plan_eviction(self.index, writable, wanted, before_ns, over)
+        shares = self._shares(folder)
+        plan = plan_eviction(self.index, writable, wanted, before_ns, shares)
         if plan:
             self.plans[folder] = plan
         else:
@@ -593,7 +593,8 @@ class SegmentAllocator:
 
     def is_outdated(self, folder: SegmentDirectory, plan: EvictionPlan) -> bool:
         """Return whether other tenants are above their quotas than when it was made."""
-        return plan.over != self._over(folder).keys()
+        shares = self._shares(folder)
+        return plan.over != (shares.over.keys() if shares else frozenset())
 
     def ask(self, folder: SegmentDirectory, tenant: int, count: int) -> None:
         """Note which tenant is about to fill a segment: beyond its quota it pays."""
@@ -601,12 +602,13 @@ class SegmentAllocator:
         if self.room is not None:
             self.room.ask(tenant, min(count, slots) * folder.object_bytes)
 
-    def _over(self, folder: SegmentDirectory) -> dict[int, int]:
-        """Return the tenants above their quotas, and by how many pages."""
+    def _shares(self, folder: SegmentDirectory) -> Shares | None:
+        """Return whose pages may go now; None where no tenant has a quota."""
         each = folder.object_bytes
         if self.room is None or not each:
-            return {}
-        return {one: -(-nbytes // each) for one, nbytes in self.room.over().items()}
+            return None
+        over = {one: -(-nbytes // each) for one, nbytes in self.room.over().items()}
+        return Shares(over, self.room.writer)
 
     def _reclaim(self, folder: SegmentDirectory) -> Segment | None:
         """Make a segment in the place of one of a tenant above its quota."""
@@ -654,10 +656,10 @@ class SegmentAllocator:
             False if that frees no slot: then the segment is released.
         """
         with self.releasing(folder, segment):
-            over = self._over(folder) if plan.spares else NONE_ABOVE
+            shares = self._shares(folder)
             with self.lock:
                 rows = segment.rows
-                gone = cold_slots(self.index, rows, plan, before_ns, over)
+                gone = cold_slots(self.index, rows, plan, before_ns, shares)
                 # Under the lock: where it was deleted, its descriptor is closed.
                 try:
                     erase_records(segment.index_fd, gone)

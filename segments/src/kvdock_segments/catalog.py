@@ -325,14 +325,16 @@ class Catalog:
             self._lookups.add(digests, there, deadline_s)
 
     def write_times(
-        self, digests: UInt64Array, deadline_s: float
+        self, digests: UInt64Array, deadline_s: float, tenant: int
     ) -> tuple[Int64Array, Int64Array]:
-        """Return when each key that is written counts as used and as stored."""
+        """Return when each key that a tenant writes counts as used and as stored."""
         with self.lock:
             known = self._lookups.by_key and len(digests)
             continued = self._lookups.continue_with(digests) if known else None
             first_ns = continued[0] if continued else None
-            used_ns = self.index.clock.written(len(digests), deadline_s, first_ns)
+            used_ns = self.index.clock.written(
+                len(digests), deadline_s, first_ns, tenant
+            )
         if continued:
             return used_ns, continued[1]
         return used_ns, self.index.history.begin(digests, used_ns)

@@ -117,26 +117,28 @@ class SegmentReceiver:
             answers.update(map(_answer, store.run(batch).outcomes.tolist()))
         return answers
 
-    def delete(self, pages: Sequence[StoredPage]) -> int:
-        """Delete objects; return how many are gone."""
-        gone = 0
+    def delete(self, pages: Sequence[StoredPage]) -> list[StoredPage]:
+        """Overwrite objects; return those that stay: a process writes beside them."""
+        gone: set[bytes] = set()
         for store, some in self._by_store(pages):
-            until_s = time.monotonic() + _CALL_S
-            batch = Batch(Operation.DELETE, some, deadline_s=until_s)
-            gone += int(store.run(batch).ok.sum())
-        return gone
+            erased = store.erase(some, time.monotonic() + _CALL_S).tolist()
+            gone |= {
+                bytes.fromhex(one) for one, ok in zip(some, erased, strict=True) if ok
+            }
+        return [page for page in pages if page.digest not in gone]
 
     def _by_store(
         self, pages: Sequence[StoredPage]
     ) -> Iterator[tuple[SegmentStore, list[str]]]:
         """Yield digests for one call each, with the store that has their objects."""
-        by_store: dict[SegmentStore, list[str]] = {}
+        by_store: dict[SegmentStore, dict[str, None]] = {}
         for page in pages:
             store = self._store_of(page.pool, page.nbytes)
-            by_store.setdefault(store, []).append(page.digest.hex())
+            by_store.setdefault(store, {})[page.digest.hex()] = None
         for store, digests in by_store.items():
-            for start in range(0, len(digests), _BATCH):
-                yield store, digests[start : start + _BATCH]
+            names = [*digests]
+            for start in range(0, len(names), _BATCH):
+                yield store, names[start : start + _BATCH]
 
     def _run(self, operation: Operation, page: StoredPage, memory: ByteArray) -> bool:
         seed = key_seed(self.place.namespace)

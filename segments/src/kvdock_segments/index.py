@@ -295,7 +295,7 @@ class UseClock:
     def __init__(self) -> None:
         self.newest_ns = 0  # of any page
         self._next_ns: dict[float, int] = {}  # by deadline; negative for reads
-        self._run_ns: int | None = None  # time of the next write of a run
+        self._run_ns: dict[int, int] = {}  # by tenant: time of its next write of a run
         self._looked_s = -np.inf  # when a lookup or a read was last made
 
     def now_ns(self) -> int:
@@ -313,7 +313,7 @@ class UseClock:
 
     def end_run(self) -> None:
         """Take the next write for the beginning of another prefix."""
-        self._run_ns = None
+        self._run_ns.clear()
         self._looked_s = time.monotonic()
 
     def read(self, count: int, deadline_s: float) -> Int64Array:
@@ -328,7 +328,7 @@ class UseClock:
         return first_ns
 
     def written(
-        self, count: int, deadline_s: float, first_ns: int | None
+        self, count: int, deadline_s: float, first_ns: int | None, tenant: int = 0
     ) -> Int64Array:
         """Return the times of use of pages that are stored, int64 (count,).
 
@@ -336,13 +336,14 @@ class UseClock:
             count: How many.
             deadline_s: Of the call.
             first_ns: Time of use of the first, where a lookup tells.
+            tenant: For whom: no prefix is of two tenants.
         """
         first_ns = first_ns or self._next_ns.get(deadline_s)
         if first_ns is None and time.monotonic() - self._looked_s < _RUN_S:
-            first_ns = self._run_ns
+            first_ns = self._run_ns.get(tenant)
         first_ns = first_ns or self.now_ns()
         self._note(deadline_s, first_ns - count)
-        self._run_ns = first_ns - count if count else None
+        self._run_ns[tenant] = first_ns - count if count else 0
         return first_ns - np.arange(count)
 
     def _note(self, call: float, next_ns: int) -> None:
@@ -455,6 +456,25 @@ class Index:
         self._latest_s = max(self._latest_s, time.time())
         now_s = self._latest_s - grace_s
         return expired(self.words[rows], now_s, self.max_age_s)
+
+    def rows_of(self, digests: UInt64Array) -> Int64Array:
+        """Return every row that holds one of some keys, by reading all of them.
+
+        Those that have expired and those that are there twice are among them, which no
+        look-up finds.
+        """
+        words, wanted = self.words, {*map(tuple, digests.tolist())}
+        rows = np.flatnonzero(np.isin(words[:, 0], digests[:, 0]))
+        rows = rows[self.records["check"][rows] != 0]
+        held = [*map(tuple, words[rows, :2].tolist())]
+        return np.array(
+            [
+                row
+                for row, one in zip(rows.tolist(), held, strict=True)
+                if one in wanted
+            ],
+            np.int64,
+        )
 
     def expired_rows(self, grace_s: int) -> Int64Array:
         """Return rows whose time has been over for some seconds, int64 (n,)."""

@@ -1,4 +1,4 @@
-"""Promise stored pages, let them expire, and overwrite those that have expired.
+"""Promise stored pages, let them expire, and overwrite them then or on request.
 
 The times stand in the record of a page, so only the writer of its segment may change
 them: this process, for a segment that it is filling, or after it has claimed one that
@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from kvdock_segments.paths import open_file
 from kvdock_segments.segment import erase_records
 
 if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
     from kvdock_segments.allocator import SegmentAllocator
     from kvdock_segments.catalog import Catalog, LookupResult
     from kvdock_segments.segment import Segment
@@ -194,19 +194,59 @@ class Retainer:
                 continue
             with self._writing(segment) as writes:
                 if writes:
-                    erased += self._erase(segment, rows[numbers == number])
+                    some = rows[numbers == number]
+                    erased += self._erase(segment, some, self._is_over)
         self._catalog.counts["pages_expired"] += erased
         return erased
 
-    def _erase(self, segment: Segment, rows: Int64Array) -> int:
-        """Overwrite the slots of some pages, then their records."""
+    def _is_over(self, row: int) -> bool:
+        return self._index.is_expired(row, GRACE_S)
+
+    def erase(self, digests: UInt64Array, deadline_s: float) -> BoolArray:
+        """Overwrite pages, and forget them in all processes.
+
+        Returns:
+            bool (n,): which are gone. The others are in segments that another process
+            fills: it would find and load them all the same.
+        """
+        index, lock = self._index, self._catalog.lock
+        self._catalog.refresh(missed=True, always=True)
+        wanted = {*map(tuple, digests.tolist())}
+        with lock:
+            numbers = index.segment_of[index.rows_of(digests)]
+        for number in np.unique(numbers).tolist():
+            segment = self._catalog.segments.get(number)
+            if segment is None or time.monotonic() > deadline_s:
+                continue
+            # Its new name makes all others read it again, without these pages.
+            with suppress(OSError), self._writing(segment) as writes:
+                if writes:
+                    with lock:
+                        rows = index.rows_of(digests)
+                        rows = rows[index.segment_of[rows] == segment.rows.number]
+                    self._erase(
+                        segment,
+                        rows,
+                        lambda row: (*index.words[row, :2].tolist(),) in wanted,
+                    )
+        with lock:
+            left = {*map(tuple, index.words[index.rows_of(digests), :2].tolist())}
+        return np.array([one not in left for one in map(tuple, digests.tolist())])
+
+    def _erase(
+        self, segment: Segment, rows: Int64Array, still: Callable[[int], bool]
+    ) -> int:
+        """Overwrite the slots of some pages, then their records.
+
+        `still` says of a row whether it holds such a page.
+        """
         erased = 0
         fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
         try:
             for row in rows.tolist():
                 # Under the lock no other thread evicts the page and fills its slot.
                 with self._catalog.lock:
-                    if not (segment.owned and self._index.is_expired(row, GRACE_S)):
+                    if not (segment.owned and still(row)):
                         continue
                     slot = row - segment.rows.first
                     _overwrite(fd, slot * segment.slot_bytes, segment.slot_bytes)

@@ -73,19 +73,16 @@ class ColdTimes:
     long_ns: int
     cold_ns: Int64Array
 
-    def find(
-        self, stored_ns: Int64Array, used_ns: Int64Array, before_ns: int
-    ) -> BoolArray:
+    def find(self, stored_ns: Int64Array, used_ns: Int64Array) -> BoolArray:
         """Return which pages are cold, bool (n,).
 
         Args:
             stored_ns: int64 (n,), when each was stored.
             used_ns: int64 (n,), when each was last used.
-            before_ns: Pages that were used then, or later, stay.
         """
         kinds = _classes(used_ns - stored_ns, self.recent_ns, self.long_ns)
-        cold = used_ns <= self.cold_ns[kinds]
-        return cold & (used_ns < before_ns)
+        cold: BoolArray = used_ns <= self.cold_ns[kinds]
+        return cold
 
 
 class Ghosts:

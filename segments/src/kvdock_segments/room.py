@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -221,6 +221,17 @@ class RootRoom:
         return False
 
 
+def _all_above(
+    one: _Elsewhere, over: Mapping[int, int], *, but: int | None = None
+) -> bool:
+    """Return whether tenants have a segment's pages above their quotas, but for one."""
+    return all(
+        nbytes <= over.get(number, 0)
+        for number, nbytes in one.nbytes.items()
+        if number != but
+    )
+
+
 def _salted(namespace_fd: int) -> int:
     """Return the number of the tenant that a namespace's salt would belong to."""
     with suppress(OSError, ValueError, RecursionError, AttributeError):
@@ -271,12 +282,21 @@ class Room:
         with self._lock:
             return self._count.nbytes + self._elsewhere.used()
 
+    @property
+    def writer(self) -> int:
+        """Return the number of the tenant that is about to store, or was the last."""
+        return self._asks[0]
+
     def over(self) -> dict[int, int]:
-        """Return the bytes by which tenants are above their quotas, by number."""
+        """Return the bytes by which tenants are above their quotas, by number.
+
+        What a tenant without a quota has is all above it: it is lent.
+        """
         used = self.used()
         used.update(dict([self._asks]))
-        excess = {one: used[one] - room.quota for one, room in self._rooms.items()}
-        return {number: nbytes for number, nbytes in excess.items() if nbytes > 0}
+        rooms = self._rooms
+        quotas = {one: rooms[one].quota if one in rooms else 0 for one in used}
+        return {one: nbytes for one in used if (nbytes := used[one] - quotas[one]) > 0}
 
     def report(self) -> dict[str, TenantUse]:
         """Return what each tenant takes and may take, by name."""
@@ -307,17 +327,34 @@ class Room:
             nbytes = index.object_bytes_in[index.segment_of[rows]]
             return Counter(dict(_sums(whose, nbytes))) + self._elsewhere.promised()
 
+    def may_lose(
+        self, segments: Iterable[tuple[str, str]]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield which segments of other pools of this namespace may go whole.
+
+        By folder and name. Not those that hold room of another tenant, nor those that
+        were not looked at yet.
+        """
+        over, writer, here = self.over(), self.writer, self._place.namespace
+        for segment in segments:
+            one = self._elsewhere.segments.get((here, *segment))
+            if not over or (one and _all_above(one, over, but=writer)):
+                yield segment
+
     def evict_segment(self, *, everywhere: bool) -> bool:
         """Delete a segment elsewhere that holds nothing but pages above a quota.
 
-        If `everywhere`, in other namespaces as well, not in other pools alone.
+        If `everywhere`, in other namespaces as well, not in other pools alone: and
+        there pages of the tenant that stores, which may be of one prefix here.
         """
-        over = self.over().keys()
+        over, here = self.over(), self._place.namespace
         choice = [
             one
             for one in self._elsewhere.segments.values()
-            if one.name.state == "idx" and one.nbytes and one.nbytes.keys() <= over
-            if everywhere or one.namespace == self._place.namespace
+            if one.name.state == "idx" and one.nbytes
+            if everywhere or one.namespace == here
+            if one.namespace != here or self.writer not in one.nbytes
+            if _all_above(one, over)
         ]
         choice.sort(key=lambda one: one.stamp_ns)
         return any(map(self._elsewhere.delete, choice))

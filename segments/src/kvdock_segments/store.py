@@ -41,6 +41,7 @@ from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.writer import Writer
 
 if TYPE_CHECKING:
+    from kvdock.arrays import BoolArray
     from kvdock_segments.io import IOEngine
     from kvdock_segments.limits import StoreLocation
 
@@ -208,7 +209,7 @@ class SegmentStore(ClosedAfterUse):
             self._namespace_fd,
             self._limits,
             usage,
-            OtherPools(usage, self.counts),
+            OtherPools(usage, self.counts, room),
             self._engine,
             self._catalog.index,
             self._catalog.segments,
@@ -450,6 +451,16 @@ class SegmentStore(ClosedAfterUse):
     def erase_expired(self) -> int:
         """Overwrite pages whose time is over; return how many."""
         return 0 if self._awaits_room else self._retainer.erase_expired()
+
+    def erase(self, keys: Sequence[str], deadline_s: float) -> BoolArray:
+        """Overwrite pages and forget them in all processes; return which are gone.
+
+        Those in segments that another process fills stay as they are.
+        """
+        if self._awaits_room:
+            return np.ones(len(keys), np.bool_)
+        self._check_fork()
+        return self._retainer.erase(self._catalog.digests(keys), deadline_s)
 
     def capacity(self) -> Capacity:
         """Measure the namespace against its quota, or against the free space.

@@ -134,7 +134,9 @@ class Writer:
             return None
         if count > 1 and len(set(digests[:, 0].tolist())) < count:
             return None
-        used_ns, stored_ns = catalog.write_times(digests, batch.deadline_s)
+        used_ns, stored_ns = catalog.write_times(
+            digests, batch.deadline_s, batch.tenant
+        )
         fresh = _PutBatch(batch, digests, used_ns, stored_ns, version)
         return self._store(fresh, np.arange(count), size), fresh.kept
 
@@ -146,7 +148,9 @@ class Writer:
         right = found.nbytes == wanted[found.there]
         there = np.zeros(len(batch), np.bool_)
         there[found.there[right]] = True
-        used_ns, stored_ns = self._catalog.write_times(found.digests, batch.deadline_s)
+        used_ns, stored_ns = self._catalog.write_times(
+            found.digests, batch.deadline_s, batch.tenant
+        )
         self._catalog.touch(found, right, used_ns)
         absent_at = found.version if right.all() else -1
         outcomes = np.where(there, Outcome.OK, Outcome.REFUSED).astype(np.uint8)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
+from kvdock.hints import MOST_BYTES
 from kvdock_cli import progress
 from kvdock_cli.commands.audit import read_prompts
 from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.output import emit
+
+_ENVELOPE_BYTES = 1 << 10
+"""Bytes of a hint besides its tokens, and some to spare."""
 
 
 def prefetch(
@@ -23,7 +30,9 @@ def prefetch(
 
     Each prompt goes as a hint with a request of one token, which is all that the
     engine computes. The copies are made in the background: the metric
-    kvdock_hint_pages_total says how many pages are queued, present or absent.
+    kvdock_hint_pages_total says how many pages are queued, present or absent. Of a
+    prompt that is longer than a hint may be, some 9,000 tokens, only the beginning is
+    copied.
 
     Args:
         url: The engine's HTTP server, such as http://127.0.0.1:30000.
@@ -34,10 +43,12 @@ def prefetch(
     """
     given = read_prompts(prompts)
     client = EngineClient.find(url, within_s=within)
-    total = 0
+    total = cut = 0
     with progress.shown("asking", total=len(given)) as bar:
         for line, prompt in given:
-            tokens = list(client.tokenize(prompt))
+            whole = list(client.tokenize(prompt))
+            tokens = _beginning(whole)
+            cut += len(tokens) < len(whole)
             action = {
                 "action_id": str(line),
                 "action_type": "kvdock.prefetch",
@@ -53,10 +64,19 @@ def prefetch(
             total += len(tokens)
             bar.advance()
     text = f"asked for {len(given)} prompts, {total} tokens"
+    if cut:
+        text += f"; of {cut} prompts only for the beginning, as a hint has room for it"
     data = {
         "schema": "kvdock.prefetch/1",
         "ok": True,
         "prompts": len(given),
         "tokens": total,
+        "cut": cut,
     }
     return emit(text, data, as_json=json)
+
+
+def _beginning(tokens: Sequence[int]) -> Sequence[int]:
+    """Return as many tokens of a prompt as an engine reads of a hint."""
+    ends = [*accumulate(len(f"{token},") for token in tokens)]
+    return tokens[: bisect_right(ends, MOST_BYTES - _ENVELOPE_BYTES)]

@@ -226,9 +226,10 @@ def rm(  # noqa: PLR0913 - one option each
     """Delete namespaces by name, model, tenant or age, or pages by their hashes.
 
     Several of these narrow the choice. A namespace that an engine may have open stays,
-    and the exit code is then 1; single pages go beside it. Nothing shows who has a
-    bucket open, or a directory without locks: that takes --force, and an engine finds
-    misses.
+    and so do single pages that an engine is writing beside; the exit code is then 1.
+    All other single pages are overwritten, and no engine finds them. Nothing shows who
+    has a bucket open, or a directory without locks: that takes --force, and an engine
+    finds misses.
 
     Args:
         target: The store's root directory, or the URL of a bucket.
@@ -283,15 +284,17 @@ def rm(  # noqa: PLR0913 - one option each
             with suppress(NamespaceError):  # gone meanwhile
                 if pages:
                     with store.receive(name, b"") as receiver:
-                        row.pages = receiver.delete(pages)
+                        kept = receiver.delete(pages)
+                    row.pages, row.kept = len(pages) - len(kept), len(kept)
                     row.freed_bytes = sum(page.nbytes for page in pages)
+                    row.freed_bytes -= sum(page.nbytes for page in kept)
                 else:
                     row.freed_bytes = store.clear(name, unused=not force)
                     row.freed_bytes += store.collect(name)
             bar.advance()
     done = [row for row, _, _ in rows]
     text = report.removed_text(done, style_of(), dry_run=dry_run)
-    ok = dry_run or all(row.goes for row in done)
+    ok = dry_run or all(row.ok for row in done)
     more = {"dry_run": dry_run, "keys_destroyed": destroyed, "removals": done}
     data = report.data("rm", ok=ok, **more)
     return emit(text, data, as_json=json)

@@ -190,7 +190,9 @@ class Removal:
 
     Args:
         in_use: Why a process may have it open; "" if none has.
-        pages: How many of its pages were chosen; None for the whole of it.
+        pages: How many of its pages go; None for the whole of it.
+        kept: How many others were chosen and stay, because a process is writing
+            beside them.
     """
 
     survey: NamespaceSurvey
@@ -199,6 +201,12 @@ class Removal:
     freed_bytes: int = 0
     target: str = ""
     pages: int | None = None
+    kept: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Return whether all that was chosen goes."""
+        return self.goes and not self.kept
 
 
 def total(rows: Sequence[Removal]) -> str:
@@ -224,6 +232,8 @@ def removed_text(
     for row in rows:
         what = done if row.pages is None else f"{row.pages} pages {done}"
         where = f" in {row.target}" if several else ""
+        if row.kept:
+            where += f", {row.kept} kept: a process is writing beside them"
         kept = Cell(f"kept{where}: {row.in_use}", Tone.WARNING)
         outcomes.append(what + where if row.goes else kept)
     lines = [listing_text([row.survey for row in rows], style, outcomes), ""]

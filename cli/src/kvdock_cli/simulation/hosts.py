@@ -82,7 +82,7 @@ class ModelStore:
         stored_ns, used_ns = self._stored_ns[live], self._used_ns[live]
         every = np.ones(len(live), np.bool_)
         cold = history.find_cold(stored_ns, used_ns, every, wanted, now_ns)
-        going = cold.find(stored_ns, used_ns, now_ns + 1)
+        going = cold.find(stored_ns, used_ns)
         gone = live[going]
         self._live = [live[~going]]
         self._pages -= len(gone)

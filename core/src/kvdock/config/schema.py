@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -30,6 +30,8 @@ class NoSettings:
 
 HIDDEN = "<hidden>"
 """What is shown of a secret."""
+_LONG = 16
+"""Characters of a secret that is part of no word by chance."""
 
 
 CORE_WORDS: Mapping[str, str] = MappingProxyType(
@@ -142,8 +144,7 @@ def explain_error(
     if not found:
         # The settings do not fit together.
         what = "; ".join(_words(reason)[0] for reason in reasons)
-        for value in secret_values(cls, given):
-            what = what.replace(value, HIDDEN)
+        what = hide_secrets(what, [*secret_values(cls, given)])
         return SettingsError(f"{where}: {what}", fix=_words(reasons[0])[1])
     said = []
     for name, field, reason in found:
@@ -238,6 +239,20 @@ def _words(reason: BaseException) -> tuple[str, str]:
 def is_secret(field: attrs.Attribute[Any]) -> bool:
     """Return whether the value of a setting is never shown."""
     return bool(field.metadata.get("secret"))
+
+
+def hide_secrets(text: str, secrets: Collection[str]) -> str:
+    """Return a text without secrets.
+
+    All of it goes if a short one is there: it may be part of another word, and the gaps
+    would show which part.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        if secret and secret in text:
+            if len(secret) < _LONG:
+                return HIDDEN
+            text = text.replace(secret, HIDDEN)
+    return text
 
 
 def secret_values(cls: type, given: Mapping[str, object]) -> Iterator[str]:

@@ -170,6 +170,8 @@ def read_tenants(given: object) -> Tenants:
     if not isinstance(given, Mapping):
         raise SettingsError("tenants is a section", fix="Write [tenants.NAME].")
     found = Tenants()
+    of_digest: dict[str, str] = {}
+    numbers = {NO_TENANT}
     for name, table in given.items():
         if name == DEFAULT_TENANT and isinstance(table, Mapping):
             found.rooms[name] = structure(TenantRoom, table, where=f"tenants.{name}")
@@ -185,14 +187,17 @@ def read_tenants(given: object) -> Tenants:
             raise SettingsError(f"tenants.{name} is not made of settings", fix=_ONE_OF)
         settings = structure(TenantSettings, own, where=f"tenants.{name}")
         digest = settings.digest(name)
-        others = [one for one, theirs in found.items() if theirs == digest]
-        if others:
-            raise SettingsError(f"tenants {others[0]!r} and {name!r} have one salt")
-        if tenant_number(digest) in found.names:
+        if digest in of_digest:
+            raise SettingsError(
+                f"tenants {of_digest[digest]!r} and {name!r} have one salt"
+            )
+        if tenant_number(digest) in numbers:
             raise SettingsError(
                 f"the salts of tenant {name!r} and of another one have one number",
                 fix="Give it another salt; one pair in 2^32 has that.",
             )
+        of_digest[digest] = name
+        numbers.add(tenant_number(digest))
         found[name] = digest
         found.rooms[name] = settings
     found.rooms = {name: room for name, room in found.rooms.items() if room.quota}

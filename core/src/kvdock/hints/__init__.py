@@ -5,10 +5,17 @@ reads it, applies it to the pages that are stored, and says for those that the r
 stores later how long they are kept. It knows no engine: an adapter names the pages.
 """
 
-from kvdock.hints.envelope import Hint, RequestHints, payload_schemas, read_envelope
+from kvdock.hints.envelope import (
+    MOST_BYTES,
+    Hint,
+    RequestHints,
+    payload_schemas,
+    read_envelope,
+)
 from kvdock.hints.service import Hints, PagesOfPool, by_times
 
 __all__ = (
+    "MOST_BYTES",
     "Hint",
     "Hints",
     "PagesOfPool",

@@ -20,12 +20,10 @@ from kvdock.retention import Retention
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
 
-MOST_BYTES = 4 << 20
-"""Bytes of an envelope as JSON; tokens of a long prompt take some six each."""
+MOST_BYTES = 64 << 10
+"""Bytes of an envelope as JSON: it is read on a thread that serves every request."""
 MOST_ACTIONS = 16
-"""Actions of an envelope; further ones are dropped."""
-_MOST_PAGES = 1 << 16
-_MOST_TOKENS = 1 << 19
+"""Actions of an envelope."""
 _MOST_TEXT = 256
 OTHER = "other"
 """Name of all actions that are not known: a client must not invent labels."""
@@ -63,11 +61,8 @@ class Forget(_Payload, frozen=True):
 class Prefetch(_Payload, frozen=True):
     """Bring pages of another prompt to the nearest tier; one of both is given."""
 
-    hashes: Annotated[
-        list[Annotated[str, Meta(pattern="^[0-9A-Za-z]{1,128}$")]],
-        Meta(max_length=_MOST_PAGES),
-    ] = []
-    tokens: Annotated[list[_Token], Meta(max_length=_MOST_TOKENS)] = []
+    hashes: list[Annotated[str, Meta(pattern="^[0-9A-Za-z]{1,128}$")]] = []
+    tokens: list[_Token] = []
 
     def __post_init__(self) -> None:
         """Reject a payload that names no pages, or names them twice."""
@@ -193,23 +188,47 @@ def read_envelope(
         request: Its id.
         given: The envelope: JSON's types, or a struct of the engine's.
         answer: Called with (action, number, outcome) for each action: "taken",
-            "ignored" where it is not known, "malformed", or "dropped" beyond the
-            number that is read. A malformed envelope counts as one action.
+            "ignored" where it is not known, or "malformed". A malformed envelope
+            counts as one action, and so does one of too many bytes or actions:
+            "dropped".
     """
     try:
-        raw = msgspec.json.encode(given)
-        # What is too large is read as nothing, which is no envelope.
-        envelope = _READ_ENVELOPE.decode(raw if len(raw) <= MOST_BYTES else b"")
+        raw = b"" if _is_too_large(given) else msgspec.json.encode(given)
+        envelope = _READ_ENVELOPE.decode(raw) if raw else None
     except (TypeError, ValueError, ArithmeticError, RecursionError):
         # What a client writes may be of any depth and type.
         answer(OTHER, "", "malformed")
         return RequestHints(request)
-    hints: list[Hint] = []
-    for one in envelope.actions[:MOST_ACTIONS]:
-        hints += _read(one, answer)
-    for _ in envelope.actions[MOST_ACTIONS:]:
+    if (
+        envelope is None
+        or len(raw) > MOST_BYTES
+        or len(envelope.actions) > MOST_ACTIONS
+    ):
         answer(OTHER, "", "dropped")
+        return RequestHints(request)
+    hints = [hint for action in envelope.actions for hint in _read(action, answer)]
     return RequestHints(request, tuple(hints))
+
+
+def _is_too_large(given: object) -> bool:
+    """Return whether an envelope has more values and text than it may have bytes.
+
+    Looks at no more of it than that, however large it is.
+    """
+    left, waiting = MOST_BYTES, [given]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.astuple(value)
+        if isinstance(value, str | list | tuple | dict):
+            left -= len(value)
+        if left < 0:
+            return True
+        if isinstance(value, dict):
+            waiting += (*value, *value.values())
+        elif isinstance(value, list | tuple):
+            waiting += value
+    return False
 
 
 def _read(raw: msgspec.Raw, answer: Callable[[str, str, str], None]) -> Iterable[Hint]:

@@ -24,7 +24,13 @@ import numpy as np
 from kvdock.batch import Operation, Outcome
 from kvdock.errors import KvdockError, PoolError
 from kvdock.hits import allowed_prefixes, evaluate
-from kvdock.journal.records import ATTACHED, HASH_CHARS, SKIPPED, JournalRecord
+from kvdock.journal.records import (
+    ATTACHED,
+    HASH_CHARS,
+    SKIPPED,
+    JournalPool,
+    JournalRecord,
+)
 from kvdock.namespace import Difference, diff_records
 from kvdock.pools.enums import HitPolicy
 from kvdock.pools.objects import Coordinate
@@ -86,6 +92,8 @@ def _words() -> Mapping[str, Mapping[str, str]]:
     file = resources.files(__package__) / "causes.toml"
     return tomllib.loads(file.read_text("utf-8"))
 
+
+_REASONS = frozenset(Cause)
 
 _CAUSES: Mapping[str, Cause] = MappingProxyType(
     {
@@ -224,6 +232,8 @@ def explain(
     """
     question = _question(read, request, hashes, namespace)
     if not question.ranks:
+        if not question.skipped:
+            raise KvdockError(f"the journal has no pools of {question.namespace!r}")
         cause = Cause(question.skipped)
         said = f"Storage was not asked for this request: {cause.what}."
         return question.answer(verdict=said, fix=cause.fix)
@@ -254,8 +264,10 @@ def explain_prompt(
     known = (one for one in records if one.namespace.startswith(mine))
     attached = [one for one in known if one.record.get("pools")]
     newest = max(attached, key=lambda one: one.at_s, default=None)
-    pools: Any = newest.record["pools"] if newest else {}
-    page = max((int(one["page_tokens"]) for one in pools.values()), default=0)
+    page = 0
+    with suppress(AttributeError, KeyError, TypeError, ValueError):  # it is damaged
+        pools: Any = newest.record["pools"] if newest else {}
+        page = max((int(one["page_tokens"]) for one in pools.values()), default=0)
     rest = tokens % page if page else 0
     short = ""
     if rest:
@@ -363,7 +375,7 @@ def _question(
             attached.setdefault(record.namespace, {})[record.rank] = record
         elif request and record.request == request:
             asked_in, at_s = asked_in or record.namespace, at_s or record.at_s
-            if record.operation == SKIPPED:
+            if record.operation == SKIPPED and record.held_back in _REASONS:
                 skipped = record.held_back
             elif record.operation in _ASKS:
                 asked = _Asked(record.namespace)
@@ -373,9 +385,9 @@ def _question(
         wanted = [one[-HASH_CHARS:] for one in hashes]
         for rank, one in attached[asked_in].items():
             for pool in one.pools:
-                name = str(pool["name"])
-                part = str(pool.get("slice_name") or name)
-                ranks[rank][name] = _Asked(asked_in, part, dict.fromkeys(wanted, ""))
+                part = pool.slice_name or pool.name
+                asked = _Asked(asked_in, part, dict.fromkeys(wanted, ""))
+                ranks[rank][pool.name] = asked
     elif not ranks and not skipped:
         raise KvdockError(
             f"the journal has no lookup of request {request!r}",
@@ -513,14 +525,14 @@ class _Pool:
     physical: bool = True
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> _Pool:
+    def of(cls, pool: JournalPool) -> _Pool:
         return cls(
-            name=given["name"],
-            required=(given["required"] or given["anchor"]) and not given["draft"],
-            hit_policy=HitPolicy(given["hit_policy"]),
-            window_pages=given["window_pages"],
-            block_pages=given["block_pages"],
-            group_pages=given["group_pages"],
+            name=pool.name,
+            required=(pool.required or pool.anchor) and not pool.draft,
+            hit_policy=pool.hit_policy,
+            window_pages=pool.window_pages,
+            block_pages=pool.block_pages,
+            group_pages=pool.group_pages,
         )
 
     def allows(self, there: Bools) -> bool:
@@ -555,7 +567,7 @@ class _Case:
     def answer(self) -> RequestAnswer:
         """Say what there was, pool by pool, and what cut the prefix."""
         known = {
-            one["name"]: _Pool.of(one)
+            one.name: _Pool.of(one)
             for namespace in {asked.namespace for asked in self.asked.values()}
             if (attached := self.attachment(namespace))
             for one in attached.pools

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -57,7 +58,11 @@ _REFUSED = int(Outcome.REFUSED)
 _FULL = 0.95
 """Share of a store's limit at which what it refuses is put down to its room."""
 _FILES = 8
-"""Files that the size limit of a journal is divided into."""
+"""Files that the size limit of a journal is divided into, for one that writes."""
+_STEPS = 256
+"""Of the limit: how much one writes before it looks again what all files take."""
+_NAME = re.compile(r"(.*-[0-9]+-[0-9a-f]+)-[0-9]{6}\.jsonl")
+"""A file that a journal has written, and by whom."""
 _MOST_ATTACHMENTS = 64
 """Attachments that each new file begins with."""
 _RETRY_S = 1.0
@@ -244,6 +249,7 @@ class _Files:
         self._file = -1
         self._path: Path | None = None
         self._left = 0
+        self._unseen = 0
         self._torn = False
         self._attached: dict[tuple[str, str], JournalRecord] = {}
 
@@ -266,17 +272,17 @@ class _Files:
         if not self._linked():
             self._begin(rank)
         lines = encode(records)
-        if len(lines) <= self._left:
+        if len(lines) <= min(self._left, self._most // _STEPS):
             self._append(lines)
             return 0
         lost = 0
         for line in lines.splitlines(keepends=True):
+            if len(line) > self._most // _FILES:
+                lost += 1
+                continue
             if len(line) > self._left:
                 self._begin(rank)
-            if len(line) > self._left:
-                lost += 1
-            else:
-                self._append(line)
+            self._append(line)
         return lost
 
     def _linked(self) -> bool:
@@ -289,6 +295,9 @@ class _Files:
         if self._torn:
             lines = b"\n" + lines  # what a failed write began is no record
         self._torn = True
+        self._unseen += len(lines)
+        if self._unseen >= self._most // _STEPS:
+            self._delete_oldest(len(lines))
         while lines:
             done = os.write(self._file, lines)
             lines = lines[done:]
@@ -304,21 +313,30 @@ class _Files:
         self._path = self._dir / name
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._path, flags, 0o600)
-        self._left = self._most // _FILES
         self._torn = False
         self._append(encode(list(self._attached.values())))
-        self._delete_oldest()
+        self._left = self._most // _FILES // self._delete_oldest(0)
 
-    def _delete_oldest(self) -> None:
-        """Delete the oldest files until the new one has room within the limit."""
-        kept = self._most - self._most // _FILES
-        for one in reversed(journal_files(self._dir)):
-            if one == self._path:
-                continue
+    def _delete_oldest(self, more: int) -> int:
+        """Delete the oldest files, so that all of them and `more` are in the limit.
+
+        Files of others are deleted while they write to them as well, so that many of
+        them together keep it. They begin new ones.
+
+        Returns:
+            How many have written the files that were there.
+        """
+        self._unseen = 0
+        left = self._most - self._most // _FILES - more
+        mine = [one for one in journal_files(self._dir) if _NAME.fullmatch(one.name)]
+        # Its own file counts first, and stays; then the newest ones.
+        mine.sort(key=lambda one: one == self._path)
+        for one in reversed(mine):
             with suppress(OSError):  # another process was faster
-                kept -= one.stat().st_size
-                if kept < 0:
+                left -= one.stat().st_size
+                if left < 0 and one != self._path:
                     one.unlink()
+        return len({_NAME.sub(r"\1", one.name) for one in mine})
 
 
 observer = Observer(

@@ -8,16 +8,19 @@ it. The last line of a process that was killed may be torn: it is left out.
 from __future__ import annotations
 
 import itertools
+import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
 import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
+from kvdock.pools.enums import HitPolicy  # noqa: TC001 - msgspec reads the types
 
 if TYPE_CHECKING:
     from kvdock.events import (
@@ -40,12 +43,29 @@ HINT = "hint"
 SKIPPED = "skipped"
 """What a record of a lookup that the engine left out has as its operation."""
 
+MOST_LINE_BYTES = 64 << 20
+"""Bytes of a line; what is longer is no record, and is passed over."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_Time = Annotated[float, msgspec.Meta(ge=0, lt=2**32)]
 _ENCODER = msgspec.json.Encoder()
 _NAMES = MappingProxyType({int(one): one.name.lower() for one in Outcome})
-_POOL = (
-    "name", "kind", "anchor", "required", "draft", "engine_hits", "hit_policy",
-    "window_pages", "block_pages", "group_pages",
-)  # fmt: skip
+
+
+class JournalPool(msgspec.Struct, frozen=True):
+    """A pool of an attachment, as far as the evaluation of prefixes needs it."""
+
+    name: str
+    kind: str
+    anchor: bool
+    required: bool
+    draft: bool
+    hit_policy: HitPolicy
+    window_pages: _Count
+    block_pages: _Count
+    group_pages: _Count
+    engine_hits: bool = False
+    slice_name: str = ""
 
 
 class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,7 +85,7 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             blanks between them if some are shorter. One text costs a fifth of what a
             list of them does.
         outcomes: How they ended, as (outcome, pages) in their order.
-        pools: Of an attachment: its pools, each a mapping of its properties.
+        pools: Of an attachment: its pools.
         refused: Of an attachment: name of each pool that is not stored to why.
         record: Of an attachment: what its namespace covers.
         expire_at: From when on stored pages are not served, in seconds since 1970.
@@ -77,7 +97,7 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     version: int
-    at_s: float
+    at_s: _Time
     operation: str
     namespace: str
     rank: str = "0"
@@ -87,14 +107,14 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     held_back: str = ""
     slice_name: str = ""
     pages: str = ""
-    outcomes: tuple[tuple[str, int], ...] = ()
-    pools: tuple[Mapping[str, Any], ...] = ()
+    outcomes: tuple[tuple[str, _Count], ...] = ()
+    pools: tuple[JournalPool, ...] = ()
     refused: Mapping[str, str] = {}
     record: Mapping[str, Any] = {}
     action: tuple[str, str] = ("", "")
-    dropped: int = 0
-    expire_at: int = 0
-    max_age_s: float = 0.0
+    dropped: _Count = 0
+    expire_at: _Count = 0
+    max_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def names(self) -> list[str]:
         """Return what is kept of each page hash."""
@@ -132,8 +152,19 @@ def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> Journa
     return JournalRecord(
         VERSION, at_s, ATTACHED, origin.namespace, origin.rank,
         pools=tuple(
-            {name: _plain(getattr(pool, name)) for name in _POOL}
-            | {"slice_name": event.slice_names.get(pool.name, "")}
+            JournalPool(
+                name=pool.name,
+                kind=str(pool.kind),
+                anchor=pool.anchor,
+                required=pool.required,
+                draft=pool.draft,
+                hit_policy=pool.hit_policy,
+                window_pages=pool.window_pages,
+                block_pages=pool.block_pages,
+                group_pages=pool.group_pages,
+                engine_hits=pool.engine_hits,
+                slice_name=event.slice_names.get(pool.name, ""),
+            )
             for pool in event.pools
         ),
         refused=event.refused, record=event.record, max_age_s=event.max_age_s,
@@ -161,10 +192,6 @@ def record_of_hint(at_s: float, event: HintAnswered, origin: Origin) -> JournalR
         outcomes=((event.outcome, 1),) if event.outcome else (*event.pages.items(),),
         action=(event.action, event.action_id),
     )
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, bool | int) else str(value)
 
 
 def _cut(hashes: Sequence[str]) -> str:
@@ -202,8 +229,13 @@ def journal_files(folder: Path) -> list[Path]:
     Raises:
         KvdockError: If there is none.
     """
+    found = []
     try:
-        found = [(one.stat().st_mtime_ns, one) for one in folder.glob(f"*{SUFFIX}")]
+        for path in folder.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):  # it was rotated away meanwhile
+                about = path.stat()
+                if stat.S_ISREG(about.st_mode):
+                    found.append((about.st_mtime_ns, path))
     except OSError as error:
         raise KvdockError(f"{folder} cannot be read: {error.strerror}") from error
     if not found:
@@ -217,7 +249,7 @@ def journal_files(folder: Path) -> list[Path]:
 def read_journal(folder: Path) -> Iterator[JournalRecord]:
     """Yield the records of a journal, file by file.
 
-    Lines that are torn, or of another version, are left out.
+    Lines that are torn, damaged or of another version are left out.
 
     Raises:
         KvdockError: If the folder has no journal.
@@ -226,14 +258,22 @@ def read_journal(folder: Path) -> Iterator[JournalRecord]:
     for path in journal_files(folder):
         try:
             with path.open("rb") as file:
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        continue
+                for line in _lines(file):
                     try:
                         record = decoder.decode(line)
-                    except msgspec.DecodeError:
+                    except ValueError:  # UTF-8 that is damaged is one as well
                         continue
                     if record.version == VERSION:
                         yield record
-        except FileNotFoundError:
-            continue  # it was rotated away meanwhile
+        except OSError:
+            continue  # it was rotated away meanwhile, or its disk fails
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines that have an end, but those that are too long."""
+    whole = True
+    while line := file.readline(MOST_LINE_BYTES):
+        ends = line.endswith(b"\n")
+        if whole and ends:
+            yield line
+        whole = ends

@@ -18,7 +18,13 @@ import msgspec
 from kvdock.batch import Operation
 from kvdock.errors import KvdockError, PoolError
 from kvdock.journal.causes import Cause, RequestAnswer, explain
-from kvdock.journal.records import ATTACHED, HASH_CHARS, VERSION, JournalRecord
+from kvdock.journal.records import (
+    ATTACHED,
+    HASH_CHARS,
+    VERSION,
+    JournalPool,
+    JournalRecord,
+)
 from kvdock.keys import build_keys
 from kvdock.pools.enums import HitPolicy, ObjectUnit, PoolKind, Sharding
 from kvdock.pools.layout import stored_objects
@@ -156,15 +162,16 @@ def _records(
             yield one
 
 
-def _described(pool: PoolSpec) -> dict[str, object]:
+def _described(pool: PoolSpec) -> JournalPool:
     ends = pool.kind in _ENDS
-    return {
-        "name": pool.name,
-        "anchor": False,
-        "required": pool.required,
-        "draft": pool.draft,
-        "hit_policy": HitPolicy.TRAILING_PAGES if ends else HitPolicy.ALL_PAGES,
-        "window_pages": int(ends),
-        "block_pages": 0,
-        "group_pages": 0,
-    }
+    return JournalPool(
+        name=pool.name,
+        kind=pool.kind,
+        anchor=False,
+        required=pool.required,
+        draft=pool.draft,
+        hit_policy=HitPolicy.TRAILING_PAGES if ends else HitPolicy.ALL_PAGES,
+        window_pages=int(ends),
+        block_pages=0,
+        group_pages=0,
+    )

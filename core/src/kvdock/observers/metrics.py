@@ -212,7 +212,7 @@ def _metrics() -> tuple[Metric, ...]:
         Metric(
             "kvdock_hints_total", counter,
             "Actions of requests' hints: taken, ignored as they are not known, "
-            "malformed, or dropped because too many wait.",
+            "malformed, or dropped as they are too many or too large.",
             ("action", "outcome"),
         ),
         Metric(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.config.convert import as_path
-from kvdock.config.schema import HIDDEN
+from kvdock.config.schema import hide_secrets
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import API_VERSION
 from kvdock.testing.claims import FAULTS, Claim, Word, claims_of, judged
@@ -249,17 +249,14 @@ def _about(
     small: Mapping[str, object],
     secrets: Collection[str],
 ) -> dict[str, str]:
-    given = [f"{key}={value}" for key, value in settings.items()]
-    given += [f"small {key}={value}" for key, value in small.items()]
-    words = " ".join(given) or "none"
-    for secret in secrets:
-        words = words.replace(secret, HIDDEN)
+    named = [*settings.items(), *((f"small {key}", small[key]) for key in small)]
+    given = [f"{key}={hide_secrets(str(value), secrets)}" for key, value in named]
     return {
         "backend": name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "kvdock": f"{metadata.version('kvdock')}, API {API_VERSION}",
         "python": f"{platform.python_version()} on {platform.platform()}",
-        "settings": words,
+        "settings": " ".join(given) or "none",
     }
 
 

@@ -14,6 +14,7 @@ import fcntl
 import hmac
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -260,6 +261,22 @@ class KeyRing:
                 return
         raise first or KeyUnusableError(KeyProblem.MISSING)
 
+    def opens(self, number: int) -> bool:
+        """Return whether the key of a number can be used, or that is not known now."""
+        try:
+            self.opening(number)
+        except KeyUnusableError as error:
+            return error.problem is KeyProblem.UNREADABLE
+        return True
+
+    def has_lost(self, tenant: str) -> bool:
+        """Return whether a tenant has a key in the file that cannot be used.
+
+        Raises:
+            KeyUnusableError: If the file cannot be read.
+        """
+        return not all(map(self.opens, self._mine(tenant)))
+
     def opening(self, number: int) -> DataKey:
         """Return the key that has sealed an object, whosever it is.
 
@@ -330,8 +347,10 @@ def _read(path: Path) -> list[_Entry]:
 def _changed(path: Path) -> Iterator[list[_Entry]]:
     """Yield the entries to be changed; write them when that is done.
 
-    The file is replaced as a whole, so that a reader sees one state or the other.
+    The file is replaced as a whole, so that a reader sees one state or the other. It
+    keeps its owner, group and mode; a symbolic link to it stays one.
     """
+    path = path.resolve()
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -350,11 +369,16 @@ def _changed(path: Path) -> Iterator[list[_Entry]]:
         new = path.with_name(f"{path.name}.new")
         new.unlink(missing_ok=True)
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+        try:
+            with os.fdopen(fd, "w") as file:
+                if path.exists():
+                    _belong(fd, path)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
         folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -362,6 +386,20 @@ def _changed(path: Path) -> Iterator[list[_Entry]]:
             os.close(folder)
     finally:
         os.close(lock)
+
+
+def _belong(fd: int, path: Path) -> None:
+    """Give an open file the owner, group and mode of another one."""
+    mine, theirs = os.fstat(fd), path.stat()
+    try:
+        if (mine.st_uid, mine.st_gid) != (theirs.st_uid, theirs.st_gid):
+            os.fchown(fd, theirs.st_uid, theirs.st_gid)
+    except PermissionError as error:
+        raise KvdockError(
+            f"{path} would get another owner or group, and stays as it is",
+            fix="Run this as its owner, with its group, or as root.",
+        ) from error
+    os.fchmod(fd, stat.S_IMODE(theirs.st_mode))
 
 
 def add_key(path: Path, master: bytes, tenant: str) -> int:

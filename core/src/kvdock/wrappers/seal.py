@@ -14,13 +14,14 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-from kvdock.batch import BatchResult, Operation, Outcome
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config import fields
 from kvdock.config.fields import count, option
 from kvdock.config.tenants import NO_TENANT
@@ -44,8 +45,7 @@ from kvdock.wrappers.key_ring import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kvdock.arrays import ByteArray, Int64Array, OutcomeArray
-    from kvdock.batch import Batch
+    from kvdock.arrays import BoolArray, ByteArray, Int64Array, OutcomeArray
     from kvdock.plugin.hookspecs import AttachConfig, HostMemory
     from kvdock.plugin.manifest import Manifest
     from kvdock.plugin.store import PoolStore
@@ -63,6 +63,8 @@ _SALT_OBJECTS = 1 << 24
 _SPACE = memoryview((ctypes.c_ubyte * 2**47).from_address(0)).cast("B")
 """The byte at index n is that of the host's address n."""
 _OK = int(Outcome.OK)
+_MOST_LOST = 1 << 16
+"""Names of objects without a key that one store remembers."""
 _PAGE = 4096
 _MOVES = (Operation.PUT, Operation.GET)
 _ASKS = (*_MOVES, Operation.EXISTS, Operation.RETAIN)
@@ -225,6 +227,9 @@ class SealedStore(StoreWrapper):
         self._tenants, self._namespace, self._pool = tenants, namespace, pool
         self._bound = namespace.encode() + b"\0"
         self._salt, self._salted = 0, _SALT_OBJECTS
+        self._salting = threading.Lock()
+        # Names of stored objects, and the numbers of the keys that they lacked.
+        self._lost: dict[str, int] = {}
         self._guard = ProcessGuard()
         self._log = ThrottledLog()
 
@@ -236,16 +241,19 @@ class SealedStore(StoreWrapper):
         if batch.operation not in _ASKS:
             return self.inner.run(batch)
         key, own = None, self._tenants[NO_TENANT]
+        tenant, look = self._tenants.get(batch.tenant, own), False
         try:
             if batch.operation is Operation.PUT:
-                key = self._ring.sealing(self._tenants.get(batch.tenant, own))
+                key, look = self._ring.sealing(tenant), self._ring.has_lost(tenant)
             else:
                 self._ring.reading(own)
         except KeyUnusableError as error:
             self._warn(error)
             return BatchResult.all(batch, Outcome.REFUSED)
+        if batch.operation is Operation.PUT and (look or self._lost):
+            self._make_way(batch, look=look)
         if batch.operation not in _MOVES or not len(batch):
-            return self.inner.run(batch)
+            return self._without_lost(batch, self.inner.run(batch))
         most = self._buffers.rows
         if len(batch) <= most:
             return self._move(batch, key)
@@ -256,6 +264,44 @@ class SealedStore(StoreWrapper):
         """Close the store, and give back the memory that it reached."""
         self.inner.close()
         self._buffers.close()
+
+    def _without_lost(self, batch: Batch, result: BatchResult) -> BatchResult:
+        """Answer a lookup: what no key opens is to be stored again."""
+        if batch.operation is not Operation.EXISTS or not self._lost:
+            return result
+        lost = self._are_lost(batch.keys)
+        return BatchResult.of(batch, np.where(lost, Outcome.ABSENT, result.outcomes))
+
+    def _are_lost(self, keys: Sequence[str]) -> BoolArray:
+        """Return which objects lacked a key when loaded, and lack it still."""
+        numbers = [self._lost.get(key, 0) for key in keys]
+        shut = {one for one in {*numbers} - {0} if not self._ring.opens(one)}
+        return np.array([one in shut for one in numbers], np.bool_)
+
+    def _make_way(self, batch: Batch, *, look: bool) -> None:
+        """Delete what no key opens under the names of a put.
+
+        The inner store would believe that it has these objects already. With `look`
+        those that are there are loaded first, to find out.
+        """
+        about: dict[str, Any] = {"deadline_s": batch.deadline_s, "pool": batch.pool}
+        if look:
+            asked = Batch(Operation.EXISTS, batch.keys, **about)
+            there = np.flatnonzero(self.inner.run(asked).ok)
+            for start in range(0, len(there), self._buffers.rows):
+                rows = there[start : start + self._buffers.rows]
+                sizes = batch.object_bytes[rows]
+                scratch = np.empty(int(sizes.sum()), np.uint8)
+                places = scratch.ctypes.data + np.cumsum(sizes) - sizes
+                names = [batch.keys[row] for row in rows.tolist()]
+                memory = places[:, None], sizes[:, None]
+                self._move(Batch(Operation.GET, names, *memory, **about), None)
+        which = np.flatnonzero(self._are_lost(batch.keys)).tolist()
+        if which:
+            names = [batch.keys[row] for row in which]
+            gone = self.inner.run(Batch(Operation.DELETE, names, **about)).ok
+            for row in np.flatnonzero(gone).tolist():
+                self._lost.pop(names[row], None)
 
     def _move(self, batch: Batch, key: DataKey | None) -> BatchResult:
         """Move as many objects as one buffer has room for."""
@@ -295,12 +341,14 @@ class SealedStore(StoreWrapper):
     def _seal(self, batch: Batch, rooms: _Rooms, key: DataKey) -> None:
         """Seal the objects of a batch into their rooms."""
         count = len(batch)
-        if self._salted >= _SALT_OBJECTS:
-            self._salt = int.from_bytes(os.urandom(_SALT_BYTES), "little")
-            self._salted = 0
-        self._salted += count
-        head = _HEAD.pack(b"K", _FORMAT, key.number, self._salt, 0)
-        subkey = key.subkey(self._namespace, self._salt)
+        with self._salting:
+            if self._salted >= _SALT_OBJECTS:
+                self._salt = int.from_bytes(os.urandom(_SALT_BYTES), "little")
+                self._salted = 0
+            self._salted += count
+            salt = self._salt
+        head = _HEAD.pack(b"K", _FORMAT, key.number, salt, 0)
+        subkey = key.subkey(self._namespace, salt)
         # One call for all: for each object it would cost as much as 8 KiB of AES.
         nonces = os.urandom(NONCE_BYTES * count)
         for row, (name, room, pieces) in enumerate(rooms.rows(batch)):
@@ -332,6 +380,9 @@ class SealedStore(StoreWrapper):
                 self._warn(error)
                 # Not CORRUPT, which deletes: with the right key it can be read.
                 outcomes[row] = Outcome.REFUSED
+                if len(self._lost) >= _MOST_LOST:
+                    self._lost.clear()
+                self._lost[name] = _HEAD.unpack(head)[2]
                 continue
             subkey = found[head]
             about = self._about(head, len(room), name)

@@ -153,10 +153,10 @@ class BucketStore:
         del asked
         return {RetentionAnswer.UNSUPPORTED: len(pages)}
 
-    def delete(self, pages: Sequence[StoredPage]) -> int:
-        """Delete objects; return how many are gone."""
+    def delete(self, pages: Sequence[StoredPage]) -> list[StoredPage]:
+        """Delete objects; return those that stay, which are none."""
         self._delete([page.key for page in pages])
-        return len(pages)
+        return []
 
     def take(self, page: StoredPage, data: bytes) -> bool:
         """Store an object; return whether it can be read again, right."""
