@@ -183,6 +183,7 @@ def test_a_registry_that_a_vllm_does_not_have_is_an_error(
         foreign_code(config())
 
 
+OWN_PLUGIN = "plugin own = own_plugin:register"
 ABOUT = "Metadata-Version: 2.1\nName: own-plugin\nVersion: {}\n"
 
 
@@ -205,13 +206,13 @@ def test_a_plugin_counts_once_it_was_loaded(
 ) -> None:
     del plugin
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    assert "plugin own" not in loaded_plugins()
+    assert OWN_PLUGIN not in loaded_plugins()
     importlib.import_module("own_plugin")
-    assert loaded_plugins()["plugin own"].startswith("own-plugin 1 ")
+    assert loaded_plugins()[OWN_PLUGIN].startswith("own-plugin 1 ")
     monkeypatch.setenv("VLLM_PLUGINS", "another")
-    assert "plugin own" not in loaded_plugins()
+    assert OWN_PLUGIN not in loaded_plugins()
     monkeypatch.setenv("VLLM_PLUGINS", "another,own")
-    assert "plugin own" in loaded_plugins()
+    assert OWN_PLUGIN in loaded_plugins()
 
 
 @pytest.mark.parametrize(
@@ -233,4 +234,4 @@ def test_a_plugin_counts_by_version_and_by_every_file_of_its_distribution(
     plugin("own_plugin/__pycache__/more.cpython-311.pyc", "compiled")
     assert loaded_plugins() == before
     plugin(name, text)
-    assert loaded_plugins()["plugin own"] != before["plugin own"]
+    assert loaded_plugins()[OWN_PLUGIN] != before[OWN_PLUGIN]

@@ -190,7 +190,9 @@ def loaded_plugins() -> dict[str, str]:
             dist = point.dist
             version = f"{dist.name} {dist.version}" if dist is not None else "?"
             code = {code_of(point.module), *map(_code, _packages_of(dist))}
-            plugins[f"plugin {point.name}"] = " ".join([version, *sorted(code)])
+            plugins[f"plugin {point.name} = {point.value}"] = " ".join(
+                [version, *sorted(code)]
+            )
     return plugins
 
 
