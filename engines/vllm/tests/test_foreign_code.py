@@ -235,3 +235,16 @@ def test_a_plugin_counts_by_version_and_by_every_file_of_its_distribution(
     assert loaded_plugins() == before
     plugin(name, text)
     assert loaded_plugins()[OWN_PLUGIN] != before[OWN_PLUGIN]
+
+
+def test_two_plugins_of_one_name_both_count(
+    plugin: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    plugin("own_other.py", "def register(): ...")
+    point = "[vllm.platform_plugins]\nown = own_other:register\n"
+    plugin("own_other-1.dist-info/entry_points.txt", point)
+    plugin("own_other-1.dist-info/METADATA", ABOUT.replace("own-plugin", "own-other"))
+    for name in ("own_plugin", "own_other"):
+        importlib.import_module(name)
+    assert {OWN_PLUGIN, "plugin own = own_other:register"} <= {*loaded_plugins()}
