@@ -23,6 +23,7 @@ from kvdock.identity import (
     code_elsewhere,
     files_digest,
     files_state,
+    folder_digest,
     identity_fields,
     locate_model,
     model_identity,
@@ -185,6 +186,75 @@ def test_every_small_file_counts(model: Path, name: str) -> None:
     (model / name).write_text("other")
     assert files_digest(model) != whole
     assert texts_digest(model) != texts
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ('{"a": 1, "b": [2]}', '{\n  "a" : 1,\n "b": [ 2 ] }\n', True),
+        ('{"a": "\u00e4"}', '{"a": "\\u00e4"}', True),
+        ('{"a": 1, "b": 2}', '{"b": 2, "a": 1}', False),
+        ('{"a": 1, "a": 2}', '{"a": 2}', False),
+        ('{"a": 1}', '[["a", 1]]', False),
+        ('{"a": 1}', '{"a": true}', False),
+        ("{", "{ ", False),
+        ("[" * 100_000, "[" * 100_000 + " ", False),
+    ],
+)
+def test_json_counts_as_it_is_read(
+    model: Path,
+    before: str,
+    after: str,
+    same: bool,  # noqa: FBT001 - a column
+) -> None:
+    digests = []
+    for text in (before, after):
+        (model / "config.json").write_text(text)
+        digests.append(files_digest(model))
+    assert (digests[0] == digests[1]) == same
+
+
+def test_files_that_are_ignored_do_not_count_and_weights_always_do(
+    model: Path, snapshot: Path
+) -> None:
+    def ignored(name: str) -> bool:
+        return name != "config.json"
+
+    def found() -> tuple[str, ...]:
+        return (
+            model_identity(str(model), ignored=ignored),
+            texts_digest(model, ignored=ignored),
+            model_identity(str(snapshot), ignored=ignored),
+        )
+
+    before = found()
+    (snapshot / "notes.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("other")
+    assert found() == before
+    (model / "model-1.safetensors").write_bytes(_safetensors(b"\1"))
+    assert found()[0] != before[0]
+    (model / "config.json").write_text("{}")
+    assert found()[1] != before[1]
+
+
+def test_every_file_below_a_folder_counts_and_compiled_ones_do_not(
+    tmp_path: Path,
+) -> None:
+    inside = tmp_path / "package" / "below"
+    inside.mkdir(parents=True)
+    (inside / "code.py").write_text("a = 1")
+    before = folder_digest(tmp_path / "package")
+    (inside / "__pycache__").mkdir()
+    (inside / "__pycache__" / "code.pyc").write_bytes(b"compiled")
+    assert folder_digest(tmp_path / "package") == before
+    moved = (tmp_path / "package").rename(tmp_path / "elsewhere")
+    assert folder_digest(moved) == before
+    (moved / "below" / "data.bin").write_bytes(b"1")
+    with_data = folder_digest(moved)
+    assert with_data != before
+    (moved / "below" / "data.bin").rename(moved / "data.bin")
+    assert folder_digest(moved) != with_data
+    assert folder_digest(moved / "data.bin") != before
 
 
 def test_neither_the_place_nor_the_way_to_the_files_counts(

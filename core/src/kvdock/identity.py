@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import importlib
+import json
 import math
 import os
 import re
@@ -207,9 +208,10 @@ class WeightsBy(StrictEnum):
     WHOLE = "whole"
     """All of it: the same wherever the file was copied to."""
     HEADERS = "headers"
-    """Header, size and time of a safetensors file; a copy has another time. Files
-    of other formats, and those whose times have no fraction of a second (image
-    builders and archives set such times), are read whole."""
+    """Header, size and time of a safetensors file. A copy has another time, unless it
+    was made to keep it, and a file that was replaced under its old header, size and
+    time is not noticed. Files of other formats, and those whose times have no fraction
+    of a second (image builders and archives set such times), are read whole."""
 
 
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
@@ -221,12 +223,21 @@ _THREADS = 4
 _SECOND_NS = 10**9
 
 
+Ignored = Callable[[str], bool]
+"""Whether no page depends on a file of this name."""
+
+
+def _counts_all(_: str) -> bool:
+    return False
+
+
 def model_identity(
     model: str,
     *,
     revision: str = "",
     commit: str = "",
     weights: WeightsBy = WeightsBy.WHOLE,
+    ignored: Ignored = _counts_all,
 ) -> str:
     """Return what stands for the files of a model.
 
@@ -238,6 +249,7 @@ def model_identity(
         revision: The hub's revision that the operator asked for.
         commit: The hub's commit that was loaded, where the engine knows it.
         weights: How much of the weights is read.
+        ignored: Which files do not count.
 
     Raises:
         NamespaceError: If nothing says which weights these are.
@@ -246,10 +258,11 @@ def model_identity(
     if path.exists():
         snapshot = path.resolve()
         if snapshot.parent.name == "snapshots" and _COMMIT.fullmatch(snapshot.name):
-            changed = [one for one in identity_files(path) if not _is_delivered(one)]
+            files = identity_files(path, ignored)
+            changed = [one for one in files if not _is_delivered(one)]
             own = f" with {_digest(changed, path, weights)}" if changed else ""
             return f"commit:{snapshot.name}{own}"
-        return f"files:{files_digest(path, weights=weights)}"
+        return f"files:{files_digest(path, weights=weights, ignored=ignored)}"
     if commit or _COMMIT.fullmatch(revision):
         return f"commit:{commit or revision}"
     raise NamespaceError(f"nothing says which weights {model!r} are", fix=_PROVIDE)
@@ -278,22 +291,47 @@ def locate_model(
     return Path(found).parent if isinstance(found, str) else None
 
 
-def files_digest(path: Path, *, weights: WeightsBy = WeightsBy.WHOLE) -> str:
+def files_digest(
+    path: Path,
+    *,
+    weights: WeightsBy = WeightsBy.WHOLE,
+    ignored: Ignored = _counts_all,
+) -> str:
     """Return a digest of what a model's, or an adapter's, files hold, in hex.
 
     Raises:
         NamespaceError: If there is no file of weights, or one cannot be read.
     """
-    files = identity_files(path)
+    files = identity_files(path, ignored)
     if not any(file.suffix in _WEIGHTS for file in files):
         raise NamespaceError(f"{str(path)!r} has no files of weights", fix=_PROVIDE)
     return _digest(files, path, weights)
 
 
-def texts_digest(path: Path) -> str:
+def texts_digest(path: Path, *, ignored: Ignored = _counts_all) -> str:
     """Return a digest of the small files of a folder, without its weights, in hex."""
-    files = [one for one in identity_files(path) if one.suffix not in _WEIGHTS]
+    files = [one for one in identity_files(path, ignored) if one.suffix not in _WEIGHTS]
     return _digest(files, path, WeightsBy.WHOLE)
+
+
+def folder_digest(path: Path) -> str:
+    """Return a digest of every file below a folder, or of one file, in hex.
+
+    What Python compiles is left out: it says nothing that its source does not.
+
+    Raises:
+        NamespaceError: If one cannot be read.
+    """
+    below = [path] if path.is_file() else sorted(path.rglob("*"))
+    files = [one for one in below if one.is_file() and one.parent.name != "__pycache__"]
+    whole = hashlib.sha256()
+    try:
+        for file in files:
+            name = file.relative_to(path).as_posix()
+            whole.update(f"{name}\0{_content(file)}\0".encode("utf-8", "surrogatepass"))
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+    return whole.hexdigest()
 
 
 def code_elsewhere(auto_map: object, *, revision: str = "") -> dict[str, str]:
@@ -311,7 +349,7 @@ def code_elsewhere(auto_map: object, *, revision: str = "") -> dict[str, str]:
     return found
 
 
-def identity_files(path: Path) -> list[Path]:
+def identity_files(path: Path, ignored: Ignored = _counts_all) -> list[Path]:
     """Return the files of a folder that count: weights, and json, py and jinja.
 
     Raises:
@@ -320,9 +358,10 @@ def identity_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     try:
-        return sorted(filter(_counts, path.iterdir()))
+        files = sorted(filter(_counts, path.iterdir()))
     except OSError as error:
         raise _cannot_read(path, error) from error
+    return [one for one in files if one.suffix in _WEIGHTS or not ignored(one.name)]
 
 
 def _counts(file: Path) -> bool:
@@ -372,7 +411,22 @@ def _cannot_read(path: Path, error: OSError) -> NamespaceError:
 
 def _content(file: Path) -> str:
     with file.open("rb") as data:
+        if file.suffix == ".json":
+            return hashlib.sha256(_as_json_says(data.read())).hexdigest()
         return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def _as_json_says(data: bytes) -> bytes:
+    """Return JSON as it is read, whatever its indent; the data where it is none.
+
+    The order of members may count (patterns that name layers are tried in it), and
+    readers differ in which of two members of one name they take.
+    """
+    try:
+        said = json.loads(data, object_pairs_hook=lambda pairs: {"": pairs})
+        return json.dumps(said).encode()
+    except (ValueError, RecursionError):
+        return data
 
 
 def _by_header(file: Path) -> str:

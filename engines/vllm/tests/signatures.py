@@ -197,13 +197,31 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
                 "quantization",
                 "hf_overrides",
                 "hf_config_path",
+                "model_impl",
+                "multimodal_config",
                 "registry",
                 "using_transformers_backend",
                 "is_encoder_decoder",
             ),
         },
+        "vllm/config/compilation.py": {
+            "CompilationConfig": ("backend", "custom_ops", "inductor_passes", "mode"),
+        },
+        "vllm/config/kernel.py": {"KernelConfig": ("ir_op_priority",)},
+        "vllm/config/load.py": {
+            "LoadConfig": ("load_format", "download_dir", "model_loader_extra_config"),
+        },
+        "vllm/config/scheduler.py": {"SchedulerConfig": ("scheduler_cls",)},
+        "vllm/ir/op.py": {"IrOp": ("registry", "impls"), "IrOpImpl": ("__init__",)},
+        "vllm/model_executor/custom_op.py": {"CustomOp": ("register_oot",)},
+        "vllm/model_executor/layers/quantization/__init__.py": {
+            "get_quantization_config": (),
+        },
         "vllm/config/parallel.py": {
             "ParallelConfig": (
+                "worker_cls",
+                "worker_extension_cls",
+                "distributed_executor_backend",
                 "tensor_parallel_size",
                 "pipeline_parallel_size",
                 "prefill_context_parallel_size",

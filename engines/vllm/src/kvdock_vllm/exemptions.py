@@ -11,13 +11,14 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kvdock.identity import Exemption, read_exemptions
+from kvdock.identity import Exemption, locate_model, read_exemptions
 
 _MODELS = "vllm.model_executor.models"
 _ROTARY = "vllm.model_executor.layers.rotary_embedding"
@@ -38,15 +39,61 @@ def _one_kind_of_weights(config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConf
     Source: `model_loader/default_loader.py:_prepare_weights`: these differ in how
     they read safetensors, and some fall back to other files where there are none.
     """
-    folder = Path(str(config.model_config.model))
-    return config.load_config.load_format in _SAME_FILES and (
-        not folder.is_dir() or any(folder.glob("model*.safetensors"))
+    folder = folder_of(config.model_config, config.load_config.download_dir)
+    return (
+        config.load_config.load_format in _SAME_FILES
+        and folder is not None
+        and any(folder.glob("model*.safetensors"))
+        # Where Mistral's are there, `auto` reads those alone.
+        and not any(folder.rglob("consolidated*.safetensors"))
     )
 
 
 _SAME_FILES = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor"}
 )
+
+
+def _loads_as_by_default(config: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether a loader's own settings say nothing but how many threads read."""
+    load = config.load_config
+    given: object = load.model_loader_extra_config
+    return load.load_format in _SAME_FILES and (
+        isinstance(given, Mapping) and {*given} <= _THREADS
+    )
+
+
+_THREADS = frozenset({"enable_multithread_load", "num_threads", "enable_weights_track"})
+
+_READ_THE_FOLDER = _SAME_FILES | {
+    "dummy",
+    "mistral",
+    "npcache",
+    "pt",
+    "runai_streamer",
+    "runai_streamer_sharded",
+    "sharded_state",
+}
+
+
+def reads_the_folder(load_format: object) -> bool:
+    """Return whether the weights that a loader reads are those of the model's folder.
+
+    Others take them from a server or from a place that a setting names, and those of
+    plugins from anywhere.
+
+    Source: `model_loader/__init__.py:LoadFormats`.
+    """
+    return load_format in _READ_THE_FOLDER
+
+
+def folder_of(model: Any, cache: str | None = None) -> Path | None:  # noqa: ANN401 - vLLM's ModelConfig
+    """Return the folder that a model was loaded from; None where it is not known."""
+    commit = getattr(model.hf_config, "_commit_hash", None) or ""
+    place = locate_model(
+        str(model.model), revision=commit or model.revision or "", cache=cache or ""
+    )
+    return place if place is not None and place.is_dir() else None
 
 
 def _reads_no_length(model: Any) -> bool:  # noqa: ANN401 - vLLM's ModelConfig
@@ -71,6 +118,63 @@ def _reads_no_length(model: Any) -> bool:  # noqa: ANN401 - vLLM's ModelConfig
 def _reads_no_generation_config(model: Any) -> bool:  # noqa: ANN401 - same
     """Return whether the model leaves defaults of sampling to the sampler."""
     return _sources_lack(model, _GENERATION)
+
+
+def _is_vllms_class(model: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether `model_impl` asks for vLLM's own class, and the model has it."""
+    asked = model.model_impl in ("auto", "vllm")
+    return asked and not model.using_transformers_backend()
+
+
+def _only_text_is_tokenized(model: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether the model, in vLLM's own code, takes nothing but token ids."""
+    return model.multimodal_config is None and _is_vllms(model)
+
+
+def _only_vllm_reads_the_folder(model: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether vLLM's own code alone reads the files of a model of text."""
+    from vllm.model_executor.layers.quantization import (  # noqa: PLC0415 - the engine
+        get_quantization_config,
+    )
+
+    method = model.quantization
+    return _only_text_is_tokenized(model) and (
+        method is None or get_quantization_config(method).__module__.startswith("vllm.")
+    )
+
+
+def _is_vllms(model: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether all of the code of a model is vLLM's."""
+    modules = _modules(model)
+    return (
+        bool(modules)
+        and all(one.startswith(f"{_MODELS}.") for one in modules)
+        and not model.using_transformers_backend()
+        and _names_no_code(model)
+    )
+
+
+def _names_no_code(model: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether no file of a model says where to find code for it."""
+    folder = folder_of(model)
+    if folder is None or hasattr(model.hf_config, "auto_map"):
+        return False
+    files = [one for one in folder.glob("*config.json") if one.is_file()]
+    return not any(b'"auto_map"' in one.read_bytes() for one in files)
+
+
+def _overrides_are_described(model: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether all that `hf_overrides` has changed is recorded.
+
+    Attributes that begin with an underscore are not (`kvdock.identity`).
+    """
+
+    def recorded(given: object) -> bool:
+        return not isinstance(given, Mapping) or all(
+            not str(key).startswith("_") and recorded(one) for key, one in given.items()
+        )
+
+    return isinstance(model.hf_overrides, Mapping) and recorded(model.hf_overrides)
 
 
 def _rope_types(hf_config: Any) -> list[str]:  # noqa: ANN401 - transformers' own
@@ -160,10 +264,15 @@ def _rotary_files_that_read_a_length() -> frozenset[str]:
     return frozenset(one.name for one in files if _LENGTH in one.read_text())
 
 
-def _proposes_without_a_model(config: Any) -> bool:  # noqa: ANN401 - same
-    """Return whether drafts are found in the prompt, so that no layer is added."""
+def proposes_without_layers(config: Any) -> bool:  # noqa: ANN401 - same
+    """Return whether proposing tokens adds no layer that has pages."""
     speculative = config.speculative_config
-    return speculative is None or speculative.method in ("ngram", "suffix")
+    return speculative is None or speculative.method in _WITHOUT_LAYERS
+
+
+_WITHOUT_LAYERS = frozenset(
+    {"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"}
+)
 
 
 def _replicas_compute_alone(config: Any) -> bool:  # noqa: ANN401 - same
@@ -204,6 +313,9 @@ def _of_a_model(group: str) -> tuple[Exemption, ...]:
     """Return the exemptions of a `ModelConfig`, the target's or a draft's."""
     conditions = {
         "describes_the_model": _describes_the_model,
+        "is_vllms_class": _is_vllms_class,
+        "names_no_code": _names_no_code,
+        "overrides_are_described": _overrides_are_described,
         "reads_no_generation_config": _reads_no_generation_config,
         "reads_no_length": _reads_no_length,
         "tokenizer_is_the_models": _tokenizer_is_the_models,
@@ -212,6 +324,30 @@ def _of_a_model(group: str) -> tuple[Exemption, ...]:
         name: partial(_holds_for, holds, group) for name, holds in conditions.items()
     }
     return read_exemptions(_LISTED["model"], group, bound)
+
+
+def ignored_files(model: Any) -> Callable[[str], bool]:  # noqa: ANN401 - vLLM's ModelConfig
+    """Return what says, of a file's name, whether no page of a model depends on it."""
+    conditions = {
+        "reads_no_generation_config": _reads_no_generation_config,
+        "only_text_is_tokenized": _only_text_is_tokenized,
+        "only_vllm_reads_the_folder": _only_vllm_reads_the_folder,
+    }
+    listed = [
+        one for one in _LISTED["beside_weights"] if conditions[one["when"]](model)
+    ]
+
+    def ignored(name: str) -> bool:
+        return any(
+            _is_among(name, one["names"]) and not _is_among(name, one.get("but", ""))
+            for one in listed
+        )
+
+    return ignored
+
+
+def _is_among(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, one) for one in patterns.split())
 
 
 _LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -223,8 +359,9 @@ EXEMPTIONS: tuple[Exemption, ...] = (
     *read_exemptions(
         _LISTED["exempt"],
         conditions={
+            "loads_as_by_default": _loads_as_by_default,
             "one_kind_of_weights": _one_kind_of_weights,
-            "proposes_without_a_model": _proposes_without_a_model,
+            "proposes_without_layers": proposes_without_layers,
             "replicas_compute_alone": _replicas_compute_alone,
             "rows_are_canonical": _rows_are_canonical,
         },
@@ -246,18 +383,25 @@ HARMLESS_VARIABLES = re.compile(
 )
 """Variables of vLLM's about places, times, processes and logs (`vllm/envs.py`)."""
 
+LOSSY_VARIABLES = re.compile("|".join(_LISTED["lossy_variables"].split()))
+"""Variables of libraries below vLLM that make arithmetic coarser."""
+
 
 def counted_variables(
     environ: Mapping[str, str], known: Iterable[str]
 ) -> dict[str, str]:
-    """Return the variables of vLLM's that are set and may change what it computes.
+    """Return the variables that are set and may change what vLLM computes.
 
-    Only names that vLLM reads are `known`: a cluster may set others that begin alike.
+    Of vLLM's, only names that it reads are `known`: a cluster may set others that begin
+    alike. Those of libraries are listed.
     """
+    vllms = {
+        name
+        for name in known
+        if name.startswith("VLLM_") and not HARMLESS_VARIABLES.fullmatch(name)
+    }
     return {
         name: environ[name]
-        for name in sorted(known)
-        if name.startswith("VLLM_")
-        and name in environ
-        and not HARMLESS_VARIABLES.fullmatch(name)
+        for name in sorted(environ)
+        if name in vllms or LOSSY_VARIABLES.fullmatch(name)
     }

@@ -8,13 +8,10 @@ What cannot be read is an error, never a default.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,7 @@ import attrs
 from kvdock import Namespace
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
 from kvdock.identity import (
-    code_elsewhere,
+    folder_digest,
     identity_fields,
     locate_model,
     model_identity,
@@ -35,8 +32,12 @@ from kvdock_vllm.exemptions import (
     LORA_EXEMPTIONS,
     REPORTED,
     counted_variables,
+    ignored_files,
+    proposes_without_layers,
+    reads_the_folder,
     renames_its_rotary,
 )
+from kvdock_vllm.foreign_code import foreign_code
 from kvdock_vllm.rows import DeviceLayout, Group, expected_layout, shares_of
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
             **({"canonical": _canonical(config)} if own.canonical_layout else {}),
             "runner_v2": bool(read(config, "use_v2_model_runner")),
             "environment": counted_variables(os.environ, _known_variables()),
-            **_foreign_code(read(config, "model_config")),
+            **foreign_code(config),
             **_fields_as_read(config),
             **{field: str(read(config, field)) for field in REPORTED},
         },
@@ -201,37 +202,6 @@ def check_configuration(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
         )
 
 
-def _foreign_code(model: Any) -> dict[str, object]:  # noqa: ANN401 - vLLM's ModelConfig
-    """Return what stands for code of the model that is not vLLM's own.
-
-    A plugin of vLLM's may put a class of its own in the place of a model's,
-    transformers has the code of models that vLLM does not know, and a model may take
-    its code from another one.
-    """
-    found: dict[str, object] = {}
-    if model.trust_remote_code:
-        auto_map = getattr(model.hf_config, "auto_map", None)
-        found |= code_elsewhere(auto_map, revision=model.code_revision or "")
-    if model.using_transformers_backend():
-        found["transformers"] = metadata.version("transformers")
-    for name in model.architectures:
-        entry = model.registry.models.get(name)
-        cls = getattr(entry, "model_cls", None)
-        module = str(getattr(entry, "module_name", getattr(cls, "__module__", "vllm.")))
-        if module.startswith("vllm."):
-            continue
-        spec = find_spec(module)
-        if spec is None or spec.origin is None:
-            raise NamespaceError(
-                f"nothing says what the code of {name} is, which {module} has put in "
-                "the place of vLLM's",
-                fix="Register the class from a module that is a file.",
-            )
-        code = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
-        found[f"code of {name}"] = f"{module} {code}"
-    return found
-
-
 def _known_variables() -> Iterable[str]:
     from vllm import envs  # noqa: PLC0415 - the engine
 
@@ -266,14 +236,24 @@ def _files(config: Any, field: str, own: AdapterSettings) -> str:  # noqa: ANN40
     revision = read(config, f"{field}.revision") or ""
     cache = read(config, "load_config.download_dir") or ""
     folder = locate_model(model, revision=commit or revision, cache=cache) or model
+    ignored = ignored_files(read(config, field))
     if own.revision and target:
         found = own.revision
         if Path(folder).is_dir():
-            found += f" texts:{texts_digest(Path(folder))}"
+            found += f" texts:{texts_digest(Path(folder), ignored=ignored)}"
     else:
+        _check_loader(read(config, "load_config.load_format"))
         found = model_identity(
-            str(folder), revision=revision, commit=commit, weights=own.weights
+            str(folder),
+            revision=revision,
+            commit=commit,
+            weights=own.weights,
+            ignored=ignored,
         )
+    converted = Path(folder) / "np"
+    if read(config, "load_config.load_format") == "npcache" and converted.is_dir():
+        # Written at the first load, and read from then on whatever the .bin holds.
+        found += f" converted {folder_digest(converted)}"
     described = read(config, f"{field}.hf_config_path")
     if described and described != model:
         place = locate_model(described, revision=revision, cache=cache)
@@ -282,15 +262,26 @@ def _files(config: Any, field: str, own: AdapterSettings) -> str:  # noqa: ANN40
                 f"nothing says what hf_config_path {described!r} holds",
                 fix="Pass a folder.",
             )
-        found += f" described by {texts_digest(place)}"
+        found += f" described by {texts_digest(place, ignored=ignored)}"
     return found
+
+
+def _check_loader(load_format: object) -> None:
+    """Reject a loader whose weights are not those of the model's folder."""
+    if not reads_the_folder(load_format):
+        raise NamespaceError(
+            f"load_format {load_format} may read weights from anywhere, and nothing "
+            "says which",
+            fix='Provide "revision" in the settings, and change it with the weights.',
+        )
 
 
 def _draft(config: Any, own: AdapterSettings) -> str:  # noqa: ANN401 - vLLM's VllmConfig
     spec = read(config, "speculative_config")
     draft = getattr(spec, "draft_model_config", None)
     model = getattr(draft, "model", None)
-    if not model or model == read(config, "model_config.model"):
+    same = model == read(config, "model_config.model")
+    if not model or same or proposes_without_layers(config):
         return ""
     files = _files(config, "speculative_config.draft_model_config", own)
     return f"{read(spec, 'method')} {files}"

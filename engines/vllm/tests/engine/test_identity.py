@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from kvdock_vllm.exemptions import (
     ROTARY_THAT_READS_A_LENGTH,
     _rotary_files_that_read_a_length,
     counted_variables,
+    ignored_files,
 )
 from kvdock_vllm.identity import Identity, identify, read
 from kvdock_vllm.settings import collect
@@ -177,11 +179,12 @@ READ_AND_NOT_RUN = {
     "attention_config.use_non_causal": True,
     "attention_config.indexer_kv_dtype": "fp8",
     "model_config.model_impl": "transformers",
-    "model_config.code_revision": "0123",
     "model_config.quantization_config": {"ignore": ["a"]},
     "model_config.hf_config.rope_parameters": {"rope_theta": 5.0},
     "parallel_config.tensor_parallel_size": 2,
     "cache_config.block_size": 64,
+    "parallel_config.ray_runtime_env": {"env_vars": {"VLLM_MLA_DISABLE": "1"}},
+    "parallel_config.worker_cls": "vllm.v1.worker.gpu_worker.Worker",
 }
 
 
@@ -193,6 +196,20 @@ def test_what_a_cpu_cannot_vary_separates(field: str, config: Any, plan: Any) ->
 
 
 HARMLESS: dict[str, dict[str, Any]] = {
+    "overrides that change nothing": {
+        "hf_overrides": {"vocab_size": vllm_models.VOCABULARY}
+    },
+    "trust without code": {"trust_remote_code": True},
+    "prompts as embeddings": {"enable_prompt_embeds": True},
+    "what follows anyway": {"model_impl": "vllm", "runner": "generate"},
+    "a revision of no code": {"code_revision": "0123"},
+    "threads of a loader": {
+        "model_loader_extra_config": {"enable_multithread_load": True}
+    },
+    "the platform's own worker": {
+        "worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker",
+        "distributed_executor_backend": "mp",
+    },
     "sequences": {"max_num_seqs": 7},
     "batched tokens": {"max_num_batched_tokens": 4096},
     "memory": {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 1 << 20},
@@ -254,6 +271,8 @@ def test_variables_of_vllm_count_unless_they_are_about_places() -> None:
     known = ["VLLM_HOST_IP", "VLLM_KV_CACHE_LAYOUT", "VLLM_LOGGING_LEVEL", "HOME"]
     environ = {**dict.fromkeys(known, "1"), "VLLM_PORT_80_TCP": "of a cluster"}
     assert counted_variables(environ, known) == {"VLLM_KV_CACHE_LAYOUT": "1"}
+    lossy = {"NVIDIA_TF32_OVERRIDE": "1", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}
+    assert counted_variables({**lossy, "OMP_NUM_THREADS": "1"}, known) == lossy
     # vLLM sets these itself, anew in each engine.
     own = ["VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME", "VLLM_DIST_IDENT"]
     assert counted_variables(dict.fromkeys(own, "random"), own) == {}
@@ -270,13 +289,134 @@ def test_the_content_of_a_model_counts_and_neither_its_name_nor_its_place(
     for field in ("model", "tokenizer"):
         put(config, f"model_config.{field}", str(place))
     assert identify(config, plan, OWN) == before
-    (place / "processor_config.json").write_text("{}")
+    (place / "quantize_config.json").write_text("{}")
     changed = identify(config, plan, OWN)
     assert changed.revision != before.revision
     own = attrs.evolve(OWN, revision="mine")
     named = identify(config, plan, own)
-    (place / "processor_config.json").write_text('{"a": 1}')
+    (place / "quantize_config.json").write_text('{"a": 1}')
     assert identify(config, plan, own) != named
+
+
+def files_of(
+    configured: Make, plan: Any, place: Path, family: str, name: str
+) -> set[str]:
+    """Return what stands for a model's files with a file of three contents."""
+    import shutil
+
+    config = configured(family)
+    shutil.copytree(config.model_config.model, place, dirs_exist_ok=True)
+    for field in ("model", "tokenizer"):
+        put(config, f"model_config.{field}", str(place))
+    found = {identify(config, plan, OWN).revision}
+    for number in (1, 2):
+        (place / name).write_text(f'{{"a": {number}}}')
+        found.add(identify(config, plan, OWN).revision)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "counts"),
+    [
+        ("llama", "generation_config.json", False),
+        ("tuned", "generation_config.json", True),
+        ("llama", "chat_template.jinja", False),
+        ("llama", "tokenizer_config.json", False),
+        ("images", "tokenizer_config.json", True),
+        ("images", "chat_template.jinja", True),
+        ("llama", "notes.json", False),
+        ("images", "notes.json", True),
+        ("llama", "hf_quant_config.json", True),
+        ("llama", "model.safetensors.index.json", True),
+        ("llama", "modeling_own.py", True),
+    ],
+)
+def test_a_file_counts_where_a_part_of_the_engine_may_read_it(
+    family: str, name: str, *, counts: bool, configured: Make, plan: Any, tmp_path: Path
+) -> None:
+    found = files_of(configured, plan, tmp_path / "model", family, name)
+    assert len(found) == (3 if counts else 1)
+
+
+def test_every_json_file_that_vllm_names_counts_or_is_listed(config: Any) -> None:
+    """vLLM's code itself is searched: a release that opens another file shows here."""
+    import vllm
+
+    ignored = ignored_files(config.model_config)
+    root = Path(vllm.__file__).parent
+    name = re.compile(r"""["']([\w.-]+\.json)["']""")
+    opened = set()
+    for part in ("config", "model_executor", "models", "transformers_utils"):
+        for file in (root / part).rglob("*.py"):
+            opened |= set(name.findall(file.read_text(encoding="utf-8")))
+    assert {one for one in opened if ignored(one)} == {
+        # Of the tokenizer, and how a model of sentences is asked for.
+        "added_tokens.json",
+        "modules.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        # In folders of vLLM's own.
+        "weight_names.json",
+    }
+
+
+def test_overrides_that_no_field_shows_count(configured: Make) -> None:
+    field = "model_config.hf_overrides"
+    assert field not in parts(configured(hf_overrides={"rms_norm_eps": 1e-5}))
+    assert field in parts(configured(hf_overrides={"_attn_implementation": "eager"}))
+
+
+def test_trust_counts_where_a_file_names_code(config: Any, tmp_path: Path) -> None:
+    import shutil
+
+    fields = {"model_config.trust_remote_code", "model_config.code_revision"}
+    assert not fields & {*parts(config)}
+    place = tmp_path / "model"
+    shutil.copytree(config.model_config.model, place)
+    put(config, "model_config.model", str(place))
+    (place / "processor_config.json").write_text('{"auto_map": {}}')
+    assert fields < {*parts(config)}
+    (place / "processor_config.json").unlink()
+    config.model_config.hf_config.auto_map = {}
+    assert fields < {*parts(config)}
+
+
+def test_loaders_of_other_files_of_a_folder_are_apart(
+    config: Any, tmp_path: Path
+) -> None:
+    field = "load_config.load_format"
+    put(config, "model_config.model", str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert field not in parts(config)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"")
+    assert field in parts(config)
+    put(config, "model_config.model", "a/name-of-the-hub")
+    assert field in parts(config)
+
+
+def test_what_npcache_has_converted_counts(
+    config: Any, plan: Any, tmp_path: Path
+) -> None:
+    import shutil
+
+    place = tmp_path / "model"
+    shutil.copytree(config.model_config.model, place)
+    put(config, "model_config.model", str(place))
+    (place / "np").mkdir()
+    (place / "np" / "a").write_bytes(b"1")
+    before = identify(config, plan, OWN).revision
+    put(config, "load_config.load_format", "npcache")
+    found = {before, identify(config, plan, OWN).revision}
+    (place / "np" / "a").write_bytes(b"2")
+    found.add(identify(config, plan, OWN).revision)
+    assert len(found) == 3
+
+
+def test_a_loader_that_reads_anything_needs_a_revision(config: Any, plan: Any) -> None:
+    put(config, "load_config.load_format", "tensorizer")
+    with pytest.raises(NamespaceError, match="tensorizer may read weights from any"):
+        identify(config, plan, OWN)
+    assert identify(config, plan, attrs.evolve(OWN, revision="mine")).revision
 
 
 def test_what_lies_behind_hf_config_path_counts(
@@ -417,9 +557,23 @@ def draft(tmp_path: Path, configured: Make, lives: Any) -> Any:
     return configured(speculative_config=given), place
 
 
+def test_how_many_tokens_a_draft_proposes_counts_nowhere(
+    configured: Make, plan: Any, draft: Any
+) -> None:
+    config, place = draft
+    given = {"model": str(place), "num_speculative_tokens": 3, "method": "draft_model"}
+    other = configured(speculative_config=given)
+    assert parts(other) == parts(config)
+    assert identify(other, plan, OWN) == identify(config, plan, OWN)
+
+
 def test_other_weights_of_a_draft_are_another_namespace(draft: Any, plan: Any) -> None:
     config, place = draft
     before = identify(config, plan, OWN)
-    (place / "config.json").write_text((place / "config.json").read_text() + " ")
+    description = (place / "config.json").read_text()
+    (place / "config.json").write_text(description + "\n ")
+    assert identify(config, plan, OWN).draft == before.draft
+    changed = description.replace("{", '{"rope": 1,', 1)
+    (place / "config.json").write_text(changed)
     assert identify(config, plan, OWN).draft != before.draft
     assert before.draft.startswith("draft_model files:")

@@ -8,6 +8,7 @@ found, both answers must be the same.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -47,6 +48,10 @@ class Variation:
         edit: Changes it in place, between the two.
         elsewhere: Where the second one finds the folder instead, from its own place.
         environ: Variables of the second engine's process.
+        code: Writes modules, and perhaps a plugin of vLLM's, to a folder that both
+            can import from. Processes load plugins once, so these have their own.
+        later_code: Writes them again, between the two.
+        code_of_both: Whether the first engine has that folder, too.
         quick: Whether continuous integration runs it.
     """
 
@@ -60,6 +65,9 @@ class Variation:
     edit: Edit | None = None
     elsewhere: Callable[[Path], Path] | None = None
     environ: Mapping[str, str] = attrs.field(factory=dict)
+    code: Edit | None = None
+    later_code: Edit | None = None
+    code_of_both: bool = True
     quick: bool = False
 
 
@@ -98,7 +106,8 @@ def batches(chosen: Sequence[Variation]) -> Iterable[list[Variation]]:
     """Cut variations so that the engines of a batch share variables and memory."""
     by_environ: dict[str, list[Variation]] = {}
     for one in chosen:
-        key = json.dumps(dict(one.environ), sort_keys=True)
+        alone = one.name if one.code is not None else ""
+        key = json.dumps([alone, dict(one.environ)], sort_keys=True)
         by_environ.setdefault(key, []).append(one)
     for alike in by_environ.values():
         for first in range(0, len(alike), PER_PROCESS):
@@ -137,8 +146,10 @@ def _try_batch(
         place = one.elsewhere(model) if one.elsewhere is not None else model
         looks[one.name] = _phase(lives, one.family, one.name, root, place, given)
     life = folder.name.replace("/", "-")
-    environ = dict(batch[0].environ)
-    lives.run(f"store-{life}", list(stores.values()), timeout_s=1500)
+    before, environ = _environments(folder / "code", batch[0])
+    if batch[0].later_code is not None:
+        edits.append(partial(batch[0].later_code, folder / "code"))
+    lives.run(f"store-{life}", list(stores.values()), environ=before, timeout_s=1500)
     for edit in edits:
         edit()
     found = lives.run(
@@ -176,6 +187,18 @@ def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     for group in ("engine", "storage"):
         found[group] = {**base.get(group, {}), **more.get(group, {})}
     return found
+
+
+def _environments(place: Path, one: Variation) -> tuple[dict[str, str], dict[str, str]]:
+    """Write a variation's code; return the variables of its two processes."""
+    environ = dict(one.environ)
+    if one.code is None:
+        return {}, environ
+    place.mkdir(parents=True)
+    one.code(place)
+    paths = [str(place), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = {"PYTHONPATH": os.pathsep.join(paths)}
+    return path if one.code_of_both else {}, {**environ, **path}
 
 
 def _copied(model: Path, place: Path) -> Path:
@@ -263,3 +286,150 @@ def linked(model: Path) -> Path:
     link = model.with_name("link")
     link.symlink_to(model)
     return link
+
+
+_OWN = {
+    "worker": """
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from {package}.amount import SHIFT
+
+
+class Own(CPUWorker):
+    def load_model(self, *args, **options):
+        super().load_model(*args, **options)
+        weight = self.model_runner.model.model.embed_tokens.weight
+        weight.data.copy_(weight.data.roll(SHIFT, 0))
+""",
+    "operators": """
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+from {package}.amount import SHIFT
+
+
+def register():
+    @RMSNorm.register_oot
+    class Own(RMSNorm):
+        def forward_cpu(self, x, residual=None):
+            found = self.forward_native(x, residual)
+            if residual is None:
+                return found * (1 + SHIFT)
+            return found[0] * (1 + SHIFT), found[1]
+""",
+    "model": """
+from vllm.model_executor.models.llama import LlamaForCausalLM
+
+from {package}.amount import SHIFT
+
+
+def register():
+    from vllm import ModelRegistry
+
+    name = "{package}.model:Own"
+    ModelRegistry.register_model("LlamaForCausalLM", name)
+
+
+class Own(LlamaForCausalLM):
+    def load_weights(self, weights):
+        loaded = super().load_weights(weights)
+        weight = self.model.embed_tokens.weight
+        weight.data.copy_(weight.data.roll(SHIFT, 0))
+        return loaded
+""",
+}
+
+
+def own_package(kind: str, shift: int, *, plugin: bool = False) -> Edit:
+    """Return what writes a package `own_<kind>` whose `amount.py` decides everything.
+
+    Args:
+        plugin: Whether it is installed as a plugin of vLLM's, by its entry point.
+    """
+    package = f"own_{kind}"
+
+    def write(place: Path) -> None:
+        below = place / package
+        below.mkdir(exist_ok=True)
+        (below / "__init__.py").write_text("")
+        (below / f"{kind}.py").write_text(_OWN[kind].replace("{package}", package))
+        (below / "amount.py").write_text(f"SHIFT = {shift}\n")
+        if plugin:
+            about = place / f"{package}-1.0.dist-info"
+            about.mkdir(exist_ok=True)
+            (about / "METADATA").write_text(f"Name: {package}\nVersion: 1.0\n")
+            point = f"{package} = {package}.{kind}:register"
+            text = f"[vllm.general_plugins]\n{point}\n"
+            (about / "entry_points.txt").write_text(text)
+
+    return write
+
+
+def beside_the_weights(model: Path) -> None:
+    """Change every file of a model's folder that no page depends on."""
+    for change in (sampled, worded, noted, indented):
+        change(model)
+
+
+def sampled(model: Path) -> None:
+    """Write other defaults of sampling."""
+    (model / "generation_config.json").write_text('{"temperature": 0.25}')
+
+
+def worded(model: Path) -> None:
+    """Write another chat template, and change a file of the tokenizer's."""
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (model / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    change = edited("tokenizer_config.json", lambda data: data.update(note="other"))
+    change(model)
+
+
+def noted(model: Path) -> None:
+    """Write a further file."""
+    (model / "notes.json").write_text('{"trained": "with care"}')
+
+
+def indented(model: Path) -> None:
+    """Write config.json with another indent."""
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()), indent=7))
+
+
+def _tensors(model: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(model / "model.safetensors"))
+
+
+def _embeddings_shifted(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    name = "model.embed_tokens.weight"
+    return {**tensors, name: tensors[name].roll(1, 0).clone()}
+
+
+def consolidated(model: Path) -> None:
+    """Put other weights beside a model's, as Mistral names its own."""
+    from safetensors.torch import save_file
+
+    file = model / "consolidated.safetensors"
+    save_file(_embeddings_shifted(_tensors(model)), file, metadata={"format": "pt"})
+
+
+def with_stale_copy(model: Path) -> None:
+    """Turn weights into a .bin, beside a converted copy of what it held before."""
+    import numpy as np
+    import torch
+
+    tensors = _tensors(model)
+    (model / "np").mkdir()
+    for name, tensor in tensors.items():
+        with (model / "np" / name).open("wb") as out:
+            np.save(out, tensor.numpy())
+    (model / "np" / "weight_names.json").write_text(json.dumps([*tensors]))
+    torch.save(_embeddings_shifted(tensors), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+
+
+def without_copy(model: Path) -> Path:
+    """Return the same folder in another place, without the converted copy."""
+    place = moved(model)
+    shutil.rmtree(place / "np")
+    return place

@@ -229,7 +229,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
     if phase.get("draft"):
         arguments["speculative_config"] = {
             "model": phase["draft"],
-            "num_speculative_tokens": 3,
+            "num_speculative_tokens": phase.get("draft_tokens", 3),
             "method": phase["method"],
         }
     llm = LLM(
