@@ -437,7 +437,6 @@ _ONE_BY_ONE: tuple[tuple[str, dict[str, Any]], ...] = (
     (MISS, {"load_format": "mistral"}),
     (HIT, {"trust_remote_code": True}),
     (HIT, {"json_model_override_args": '{"max_position_embeddings": 4096}'}),
-    (HIT, {"hicache_io_backend": "kernel", "hicache_mem_layout": "layer_first"}),
     (HIT, {"enable_lora": True, **WITH_ADAPTER}),
     (MISS, {"page_size": 32}),
     (MISS, {"model_loader_extra_config": '{"enable_multithread_load": true}'}),
