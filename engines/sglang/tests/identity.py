@@ -31,21 +31,14 @@ import environment  # noqa: E402 - found by the path above
 def run(only: str, limit_s: float, *, missing: bool) -> dict[str, Any]:
     """Run the cases until there is no time left; return what was found of each."""
     import identity_cases as cases
-    import lives
     import sgl_kernel  # noqa: F401 - the stand-in comes before SGLang
-    import tiny_models
 
     ends = time.monotonic() + limit_s
     recorded = recorded_cases()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        world = lives.World(
-            tiny=tiny_models.MODELS["llama"],
-            model=tiny_models.make("llama", folder),
-            folder=folder,
-            storage={"plugin": "file", "root": str(folder / "store")},
-        ).stored()
+        world = cases.world_with(folder)
         for number, case in enumerate(cases.EVERY):
             if only not in case.name or time.monotonic() > ends:
                 continue

@@ -94,7 +94,7 @@ class Attachments:
     dock: Dock
     given: Configuration
     ranks: Ranks
-    _namespace: Namespace | None = attrs.field(default=None, init=False)
+    _spaces: Mapping[bool, Namespace] = attrs.field(factory=dict, init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
     _by_name: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
     _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
@@ -124,18 +124,21 @@ class Attachments:
         """The namespace of the first burst, or "" before it."""
         return self._attachments[0].namespace if self._attachments else ""
 
-    def attach(self, pools: Sequence[HostPool], namespace: Namespace) -> Plan:
+    def attach(
+        self, pools: Sequence[HostPool], target: Namespace, drafts: Namespace
+    ) -> Plan:
         """Attach the pools that the engine starts with.
 
-        `pools` are the first burst, the anchor among them.
+        `pools` are the first burst, the anchor among them. `drafts` is the namespace of
+        the pools of a draft model, which come later.
 
         Raises:
             NoRoute: If no plugin takes a pool that the model requires;
                 the message is the route table.
             KvdockError: If a plugin rejects its memory or its settings.
         """
-        self._namespace = namespace
-        return self._attach(pools, namespace)
+        self._spaces = {False: target, True: drafts}
+        return self._attach(pools, target)
 
     def add(self, pool: HostPool) -> Plan | None:
         """Attach a pool that the engine registers later.
@@ -151,11 +154,12 @@ class Attachments:
             NoRoute: If no plugin takes it, unless drafts are lenient.
             KvdockError: As for `attach`.
         """
-        if self._namespace is None:
+        if not self._spaces:
             raise KvdockError(f"pool {pool.name!r} comes before the anchor")
+        beside = self._spaces[pool.spec.draft]
         space = attrs.evolve(
-            self._namespace,
-            page_format=f"{self._namespace.page_format} beside {self.digest}, "
+            beside,
+            page_format=f"{beside.page_format} beside {self.digest}, "
             f"in order {pool.page_order}",
         )
         try:

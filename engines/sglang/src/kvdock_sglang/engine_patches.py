@@ -405,9 +405,8 @@ _LOST_OPERATION = (
 )
 _LOST_HINTS = "hints that requests carry (kv_hints): they are not followed"
 _LOST_LORA = (
-    "adapters by their content: the paths and files of --lora-paths are part of the "
-    "namespace, so another adapter means other pages for the base model too, and "
-    "pages of adapters that were loaded over HTTP are never found again"
+    "adapters by their content: storage is rejected with --enable-lora, and pages are "
+    "not shared with engines that have the patch"
 )
 PATCHES = (
     Patch(
@@ -470,15 +469,12 @@ PATCHES = (
     Patch(
         lora_identity.REQUEST, lora_identity.identify_request, _LOST_LORA, USED["lora"]
     ),
-    *(
-        Patch(
-            path,
-            weight_updates.note_update,
-            "weights that are replaced at run time: detach storage before, and attach "
-            "it with another revision afterwards",
-            (Used(path),),
-        )
-        for path in weight_updates.UPDATES
+    Patch(
+        weight_updates.DISPATCH,
+        weight_updates.watch_requests,
+        "weights that are replaced at run time: detach storage before, and attach "
+        "it with another revision afterwards",
+        USED["weights"],
     ),
     Patch(
         _LAYOUT,

@@ -1,11 +1,13 @@
 # ruff: noqa: ANN401 - SGLang's own objects
 """LoRA adapters, known in page hashes by what they hold.
 
-SGLang seeds the page hashes of a request with its adapter's id: a digest of name and
-path for `--lora-paths`, so that a replaced file would find the pages of the old one,
-and a random number for adapters loaded over HTTP, whose pages no later process finds.
-The patches that call this module put a digest of the adapter's content in its place.
-It is taken when the engine loads the adapter, and kept until that is loaded again.
+SGLang seeds the page hashes of a request with the caller's `extra_key` and its
+adapter's id, joined without a mark between them. The id is a digest of name and path
+for `--lora-paths`, so that a replaced file would find the pages of the old one, and a
+random number for adapters loaded over HTTP, whose pages no later process finds. The
+patches that call this module put a digest of the adapter's content in its place, and
+lengths before both, so that no caller can name the pages of an adapter. The digest is
+taken when the engine loads the adapter, and kept until that is loaded again.
 
 Source: SGLang 0.5.23, `lora/lora_registry.py:LoRARef`, `lora/lora_manager.py`,
 `managers/schedule_batch.py:Req`.
@@ -51,18 +53,24 @@ def identify_at_load(original: Callable[..., Any], manager: Any, lora_ref: Any) 
 def identify_request(
     original: Callable[..., Any], request: Any, *args: Any, **options: Any
 ) -> None:
-    """Put the content of a request's adapter into its page hashes."""
+    """Put the content of a request's adapter into its page hashes.
+
+    Its extra key becomes the caller's key and what stands for the adapter, each behind
+    its length, so that no caller can spell another one. A request with neither keeps
+    its hashes, by which routers look for it.
+    """
     original(request, *args, **options)
-    adapter = request.lora_id
-    identity = _loaded.get(adapter) if adapter is not None else None
-    key = request.extra_key or ""
-    if identity is not None and key.endswith(adapter):
-        request.extra_key = f"{key.removesuffix(adapter)}lora:{identity}"
+    adapter = request.lora_id or ""
+    key = (request.extra_key or "").removesuffix(adapter)
+    if key or adapter:
+        identity = _loaded.get(adapter, adapter)
+        request.extra_key = f"{len(key)}:{key}{len(identity)}:{identity}"
 
 
-def own_key(extra_key: str) -> str:
+def callers_key(extra_key: str) -> str:
     """Return the caller's part of an extra key, without what stands for an adapter."""
-    return extra_key.partition("lora:")[0]
+    length, colon, rest = extra_key.partition(":")
+    return rest[: int(length)] if colon and length.isdecimal() else extra_key
 
 
 def _state(place: Path | None) -> object:

@@ -7,17 +7,20 @@ the attachment.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.identity import (
     WeightsBy,
+    files_digest,
     identity_files,
     locate_model,
     model_identity,
@@ -36,18 +39,61 @@ _LOADED_AGAIN = (
 )
 
 
+SAME_FILES = frozenset(
+    {"auto", "safetensors", "fastsafetensors", "instanttensor", "runai_streamer"}
+)
+"""Load formats that read the same tensors of the same files, in another way.
+
+Source: SGLang 0.5.23, `model_loader/loader.py:DefaultModelLoader._prepare_weights`.
+"""
+
+_COPIES = MappingProxyType({"npcache": "np", "presharded": "presharded"})
+"""Load formats that keep a copy of the weights beside them, and read it from then on.
+
+Source: SGLang 0.5.23, `model_loader/weight_utils.py:np_cache_weights_iterator`,
+`model_loader/loader.py:PreshardedModelLoader`.
+"""
+
+_OWN_FILES = SAME_FILES | frozenset(
+    [
+        "pt",
+        "npcache",
+        "mistral",
+        "dummy",
+        "sharded_state",
+        "presharded",
+        "gguf",
+        "bitsandbytes",
+        "layered",
+        "flash_rl",
+    ]
+)
+"""Load formats that read nothing but a model's own files. Others take weights from a
+server, from another process, or from a place that nothing here knows."""
+
+
 def files_of_model(
     path: str,
     *,
     revision: str = "",
     commit: str = "",
     named: str = "",
+    load_format: str = "auto",
     weights: WeightsBy = WeightsBy.HEADERS,
 ) -> str:
     """Return what stands for a model's files.
 
     The operator's own name for the weights, `named`, stands in place of reading them.
+
+    Raises:
+        KvdockError: If the files do not say which weights the engine has loaded.
     """
+    if load_format not in _OWN_FILES and not named:
+        raise KvdockError(
+            f"load format {load_format!r} may take weights from elsewhere, so the "
+            "files of the model do not say which they are",
+            fix='Set "revision", and change it whenever the weights change.',
+        )
     place = locate_model(path, revision=revision)
     if place is None:
         if named:
@@ -65,7 +111,31 @@ def files_of_model(
     if named:
         texts = texts_digest(place) if place.is_dir() else ""
         return f"named:{named} texts:{texts}"
-    return model_identity(str(place), revision=revision, weights=weights)
+    found = model_identity(str(place), revision=revision, weights=weights)
+    copy = place / _COPIES.get(load_format, "")
+    if copy == place or not copy.is_dir():
+        return found
+    for file in _files_below(copy):
+        _check_before_start(file)
+    return f"{found} copy:{tree_digest(copy, weights=weights)}"
+
+
+def tree_digest(folder: Path, *, weights: WeightsBy = WeightsBy.HEADERS) -> str:
+    """Return a digest of all files below a folder, in hex."""
+    digest = hashlib.sha256()
+    for file in _files_below(folder):
+        if file.suffix == ".safetensors":
+            content = files_digest(file, weights=weights)
+        else:
+            with file.open("rb") as data:
+                content = hashlib.file_digest(data, "sha256").hexdigest()
+        name = str(file.relative_to(folder))
+        digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def check_unchanged(place: Path, *, weights_too: bool = True) -> None:
@@ -73,17 +143,19 @@ def check_unchanged(place: Path, *, weights_too: bool = True) -> None:
     if place.resolve().parent.name == "snapshots":
         # The hub's cache: downloaded by this engine, and named by its commit.
         return
-    started_s = _started_s()
     for file in identity_files(place):
-        if not weights_too and file.suffix not in (".json", ".py", ".jinja"):
-            continue
-        late_s = file.stat().st_ctime - started_s
-        if late_s > _IMPORTS_S:
-            raise KvdockError(
-                f"{file} was written {late_s:.0f} s after this engine had started, "
-                "so it does not say what the engine has loaded",
-                fix=_LOADED_AGAIN,
-            )
+        if weights_too or file.suffix in (".json", ".py", ".jinja"):
+            _check_before_start(file)
+
+
+def _check_before_start(file: Path) -> None:
+    late_s = file.stat().st_ctime - _started_s()
+    if late_s > _IMPORTS_S:
+        raise KvdockError(
+            f"{file} was written {late_s:.0f} s after this engine had started, "
+            "so it does not say what the engine has loaded",
+            fix=_LOADED_AGAIN,
+        )
 
 
 def _started_s() -> float:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,6 +29,7 @@ from kvdock_sglang.engine_api import (
 from kvdock_sglang.launch_arguments import (
     WITHOUT_DRAFT,
     canonical_argument,
+    computes_drafts_apart,
     identity_arguments,
 )
 from kvdock_sglang.model_files import check_rope, files_of_model
@@ -51,7 +54,10 @@ class Launched:
         served_name: Its name for the model, which does not count.
         architecture: The model's, for people who read the record.
         model: What stands for the files of the model.
-        draft: The same of a draft model, or "".
+        draft: A draft model's algorithm and what stands for its files, or "".
+        draft_arguments: What counts of the launch arguments for its pages besides.
+        drafts_apart: Whether nothing of it is in the target's pages, unless its layers
+            are packed into them.
     """
 
     arguments: Mapping[str, object]
@@ -59,6 +65,8 @@ class Launched:
     architecture: str = ""
     model: str = ""
     draft: str = ""
+    draft_arguments: Mapping[str, object] = attrs.field(factory=dict)
+    drafts_apart: bool = False
 
 
 def launched(settings: AdapterSettings) -> Launched:
@@ -82,55 +90,85 @@ def launched(settings: AdapterSettings) -> Launched:
     lacking = [name for name in LAUNCH_ARGUMENTS if name not in resolved]
     if lacking:
         raise _unreadable(f"the launch arguments {', '.join(lacking)}")
-    arguments = identity_arguments(resolved, adapters_known=_adapters_known(resolved))
+    arguments = identity_arguments(resolved)
+    if not _keys_apart(resolved):
+        arguments["extra_keys"] = "as their callers write them"
     arguments["attention"] = [str(one) for one in backends]
     if variables := identity_variables():
         arguments["environment"] = variables
     config = _model_config(raw)
-    if config is None:
-        # The engine did not need one. What it would have said counts as written.
-        for name in ("dtype", "quantization", "context_length", "enable_multimodal"):
-            arguments[name] = canonical_argument(name, resolved[name])
-    else:
-        context_tokens = int(config.context_len)
-        check_rope(config.hf_config.to_dict(), context_tokens)
-        if config.is_encoder_decoder:
-            raise KvdockError(
-                "this model has an encoder and a decoder, and SGLang fails where a "
-                "part of an image's states is cached, as storage may restore it",
-                fix="Start it without storage.",
-            )
-        if resolved.get("trust_remote_code"):
-            arguments |= code_elsewhere(getattr(config.hf_config, "auto_map", None))
-        arguments |= {
-            "computes": str(config.dtype).removeprefix("torch."),
-            "quantization": canonical_argument("quantization", config.quantization),
-            "context_tokens": context_tokens,
-            "multimodal": bool(config.is_multimodal),
-        }
+    arguments |= _configured(resolved, config)
     arguments["kv_cache_dtype"] = _KV_DTYPES.get(
         (given := str(resolved["kv_cache_dtype"])), given
     )
     path = str(resolved["model_path"])
+    revision = str(resolved["revision"] or "")
+    load_format = str(resolved["load_format"])
+    commit = _commit(config)
+    if config is not None and getattr(config, "pointer_head", None) is not None:
+        # An adapter's checkpoint, which names the model that it is merged into.
+        arguments["base"] = files_of_model(
+            str(config.model_path),
+            revision=str(config.revision or ""),
+            named=settings.revision,
+            weights=settings.weights,
+        )
+    if (loaded := _downloaded(path, revision, resolved)) not in ("", commit):
+        arguments["weights"] = loaded
     if (tokenizer := str(resolved["tokenizer_path"] or path)) != path:
         # It brings the processor of pictures too.
         place = locate_model(tokenizer, file="tokenizer_config.json")
         arguments["tokenizer"] = (
             texts_digest(place) if place and place.is_dir() else tokenizer
         )
+    if resolved.get("trust_remote_code"):
+        arguments |= _code(config, {path: revision, tokenizer: revision})
     return Launched(
         arguments=arguments,
         served_name=str(resolved["served_model_name"] or path),
         architecture=_architecture(config),
         model=files_of_model(
             path,
-            revision=str(resolved["revision"] or ""),
-            commit=_commit(config),
+            revision=revision,
+            commit=commit,
             named=settings.revision,
+            load_format=load_format,
             weights=settings.weights,
         ),
         draft=_draft(resolved, settings),
+        draft_arguments=_draft_arguments(resolved),
+        drafts_apart=computes_drafts_apart(resolved),
     )
+
+
+def _configured(resolved: Mapping[str, Any], config: Any) -> dict[str, object]:  # noqa: ANN401 - SGLang's ModelConfig, or None
+    """Return what the engine made of its arguments about the model.
+
+    Raises:
+        KvdockError: If the model's pages cannot be restored.
+    """
+    found: dict[str, object] = {}
+    if override := _override(resolved, config):
+        found["json_model_override_args"] = override
+    if config is None:
+        # The engine did not need one. What it would have said counts as written.
+        names = ("dtype", "quantization", "context_length", "enable_multimodal")
+        return {**found, **{n: canonical_argument(n, resolved[n]) for n in names}}
+    context_tokens = int(config.context_len)
+    check_rope(config.hf_config.to_dict(), context_tokens)
+    if config.is_encoder_decoder:
+        raise KvdockError(
+            "this model has an encoder and a decoder, and SGLang fails where a "
+            "part of an image's states is cached, as storage may restore it",
+            fix="Start it without storage.",
+        )
+    return {
+        **found,
+        "computes": str(config.dtype).removeprefix("torch."),
+        "quantization": canonical_argument("quantization", config.quantization),
+        "context_tokens": context_tokens,
+        "multimodal": bool(config.is_multimodal),
+    }
 
 
 _KV_DTYPES = {"bf16": "bfloat16"}
@@ -140,18 +178,88 @@ Source: SGLang 0.5.23, `mem_cache/kv_cache_dtype.py:configure_kv_cache_dtype`.
 """
 
 
-def _adapters_known(resolved: Mapping[str, object]) -> bool:
-    """Return whether requests with an adapter have its content in their page hashes."""
-    if not (resolved.get("enable_lora") or resolved.get("lora_paths")):
+def _keys_apart(resolved: Mapping[str, object]) -> bool:
+    """Return whether no caller's key can stand for another one with an adapter.
+
+    Raises:
+        KvdockError: If one can, and there are adapters.
+    """
+    if all(map(in_place, (lora_identity.LOAD, lora_identity.REQUEST))):
         return True
-    known = all(map(in_place, (lora_identity.LOAD, lora_identity.REQUEST)))
-    if not known:
-        log.warning(
-            "SGLang %s runs without kvdock's patches for adapters, so the content of "
-            "--lora-paths is part of the namespace of all pages",
-            installed_version(),
+    if resolved.get("enable_lora") or resolved.get("lora_paths"):
+        raise KvdockError(
+            f"SGLang {installed_version()} runs without kvdock's patches for adapters, "
+            "so a request's extra key could name the pages of one",
+            fix="Start it without adapters, or with the kvdock plugin of SGLang "
+            "(SGLANG_PLUGINS may leave it out).",
         )
-    return known
+    return False
+
+
+def _override(resolved: Mapping[str, Any], config: Any) -> object:  # noqa: ANN401 - SGLang's ModelConfig, or None
+    """Return what counts of an override: nothing if it changes nothing."""
+    given = canonical_argument("override", resolved["json_model_override_args"])
+    if config is None or not isinstance(given, dict):
+        return given
+    # What a description of a configuration does not show.
+    kind = type(config.hf_config)
+    if any(
+        name.startswith("_") or isinstance(getattr(kind, name, None), property)
+        for name in given
+    ):
+        return given
+    from sglang.srt.utils.hf_transformers_utils import (  # noqa: PLC0415 - the engine
+        get_config,
+    )
+
+    try:
+        plain, changed = (
+            get_config(
+                str(resolved["model_path"]),
+                trust_remote_code=bool(resolved["trust_remote_code"]),
+                revision=resolved["revision"],
+                model_override_args=override,
+                model_config_parser=config.model_config_parser,
+            ).to_dict()
+            for override in (None, json.loads(resolved["json_model_override_args"]))
+        )
+    except Exception as error:  # noqa: BLE001 - SGLang's reader raises what it likes
+        log.warning("nothing says what the override of the model changes: %s", error)
+        return given
+    return given if plain != changed else None
+
+
+def _code(config: Any, models: Mapping[str, str]) -> dict[str, object]:  # noqa: ANN401 - SGLang's ModelConfig, or None
+    """Return what stands for code that models bring, and take from other models.
+
+    `models` are names of models and their revisions. Code in a model's folder is one of
+    its files.
+    """
+    maps = [getattr(getattr(config, "hf_config", None), "auto_map", None)]
+    for name, revision in models.items():
+        place = locate_model(name, revision=revision)
+        for file in sorted(place.glob("*config.json")) if place else ():
+            with suppress(ValueError):  # the engine cannot read it either
+                maps.append(json.loads(file.read_bytes()).get("auto_map"))
+    code: dict[str, object] = {}
+    for one in filter(None, maps):
+        code |= {"trust_remote_code": True, **code_elsewhere(one)}
+    return code
+
+
+def _downloaded(path: str, revision: str, resolved: Mapping[str, object]) -> str:
+    """Return which commit a cache of its own has for the weights, else "".
+
+    The configuration is from the user's cache, whatever `--download-dir` says.
+    """
+    folder = str(resolved.get("download_dir") or "")
+    if not folder or Path(path).exists():
+        return ""
+    repository = Path(folder, f"models--{path.replace('/', '--')}")
+    try:
+        return (repository / "refs" / (revision or "main")).read_text().strip()
+    except OSError:
+        return revision or folder
 
 
 def _model_config(raw: object) -> Any | None:  # noqa: ANN401 - SGLang's ModelConfig
@@ -185,12 +293,34 @@ def _draft(resolved: Mapping[str, Any], settings: AdapterSettings) -> str:
         files_of_model(
             path,
             revision=str(resolved["speculative_draft_model_revision"] or ""),
+            load_format=str(
+                resolved.get("speculative_draft_load_format") or resolved["load_format"]
+            ),
             weights=settings.weights,
         )
         if path
         else "target"
     )
     return f"{algorithm} {files}"
+
+
+def _draft_arguments(resolved: Mapping[str, Any]) -> dict[str, object]:
+    """Return what counts for the pages of a draft model, besides the target's."""
+    path = str(resolved["speculative_draft_model_path"] or "")
+    if str(resolved["speculative_algorithm"] or "") in WITHOUT_DRAFT:
+        return {}
+    target = identity_arguments(resolved)
+    found = {
+        name: value
+        for name, value in identity_arguments(resolved, draft=True).items()
+        if name not in target
+    }
+    if override := _override(resolved, None):
+        found["json_model_override_args"] = override
+    if path and resolved.get("trust_remote_code"):
+        revision = str(resolved["speculative_draft_model_revision"] or "")
+        found |= _code(None, {path: revision})
+    return found
 
 
 def _unreadable(what: str, error: Exception | None = None) -> KvdockError:
@@ -303,8 +433,8 @@ def namespace(
     settings: AdapterSettings,
     started: Launched,
     host_pools: Iterable[HostPool] = (),
-) -> Namespace:
-    """Return the namespace of this engine's pages.
+) -> tuple[Namespace, Namespace]:
+    """Return the namespaces of this engine's pages: the target's, and a draft model's.
 
     `host_pools` say how each orders the bytes of a page, and how many layers of a draft
     model it has.
@@ -323,13 +453,21 @@ def namespace(
         fmt["pp"] = [ranks.pp_rank, ranks.pp_size]
     if ranks.cp_size > 1:
         fmt["cp"] = [ranks.cp_rank, ranks.cp_size]
-    return Namespace(
+    target = Namespace(
         model=settings.model or started.architecture or started.model,
         revision=started.model,
-        draft_model=started.draft,
         salt=settings.salt,
         page_format=json.dumps(fmt, sort_keys=True),
     )
+    fmt["draft"] = started.draft_arguments
+    draft = attrs.evolve(
+        target,
+        draft_model=started.draft,
+        page_format=json.dumps(fmt, sort_keys=True),
+    )
+    if not started.draft:
+        return target, target
+    return (draft if packed or not started.drafts_apart else target), draft
 
 
 def _tag(served_name: str, name: str) -> str:

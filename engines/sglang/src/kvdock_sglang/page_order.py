@@ -28,8 +28,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from kvdock import Layout
 from kvdock.errors import RegionError
 from kvdock_sglang.engine_api import TESTED
 
@@ -76,9 +77,10 @@ def page_order(
 ) -> str:
     """Return a digest of how a host pool orders the bytes of a page.
 
-    It is the same for every number of pages and of ranks, and for every release whose
-    code was probed. `divided` is the axis that ranks divide, counted from the innermost
-    as in Python, and the extent that it must have; None for no such axis.
+    It is the same for every number of pages and of ranks, for every release whose code
+    was probed, and for layouts that differ only in what lies between two pages.
+    `divided` is the axis that ranks divide, counted from the innermost as in Python,
+    and the extent that it must have; None for no such axis.
 
     Raises:
         RegionError: If the axes of a tensor are not as described, or the code
@@ -86,9 +88,10 @@ def page_order(
     """
     # An axis counts pages, or the entries of all pages; both vary with the host.
     sized = {int(pool.size): "entries", pages: "pages"}
-    found: dict[str, object] = {
-        "memory": [_axes(tensor, sized, divided) for tensor in memory]
-    }
+    axes = [_axes(tensor, sized, divided) for tensor in memory]
+    if str(pool.layout) == Layout.LAYER_FIRST:
+        axes = [_page_by_page(one, int(pool.page_size)) for one in axes]
+    found: dict[str, object] = {"memory": axes}
     if unprobed := unprobed_code(type(pool)):
         found["code"] = unprobed
     return _digest(json.dumps(found, sort_keys=True))
@@ -120,6 +123,18 @@ def _axes(
             )
         words[axis] = "divided"
     return {"dtype": str(tensor.dtype), "shape": words}
+
+
+def _page_by_page(axes: Mapping[str, object], page_slots: int) -> dict[str, object]:
+    """Describe layers that each hold all pages as pages that each hold all layers.
+
+    Storage gets the same bytes of both: those of a page, layer after layer.
+    """
+    words = list(cast("list[object]", axes["shape"]))
+    if "entries" in words[1:]:
+        layer = words.index("entries") - 1
+        words[layer : layer + 2] = ["pages", words[layer], page_slots]
+    return {**axes, "shape": words}
 
 
 def unprobed_code(cls: type) -> str:

@@ -36,7 +36,7 @@ from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
 from kvdock_sglang.layout_check import check
-from kvdock_sglang.lora_identity import own_key
+from kvdock_sglang.lora_identity import callers_key
 from kvdock_sglang.namespace import Ranks, launched, namespace, target_kv_heads
 from kvdock_sglang.operation import StorageOperation, current
 from kvdock_sglang.pool_names import EnginePool, is_draft
@@ -130,14 +130,14 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         weight_updates.begin(self.given.own.revision)
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         pools = [self._describe(name, pool) for name, pool in burst.items()]
-        space = namespace(
+        target, drafts = namespace(
             self.config.model_name,
             self.ranks,
             self.given.own,
             launched(self.given.own),
             pools,
         )
-        self._attachments.attach(pools, space)
+        self._attachments.attach(pools, target, drafts)
         anchor = self._attachments.attached_pool(EnginePool.KV.value)
         if self.events is not None and anchor is not None and anchor.attachment:
             self.events.place(anchor.attachment[anchor.spec.name].reach)
@@ -367,7 +367,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         if not tenants or operation is None:
             return 0
         number = tenants.number_of_salt(operation.salt)
-        return number or tenants.number_of_salt(own_key(operation.extra_key))
+        return number or tenants.number_of_salt(callers_key(operation.extra_key))
 
     def _writer(
         self, attached_pool: AttachedHostPool

@@ -1,9 +1,9 @@
-"""Which environment variables of SGLang decide what the bytes of a page mean.
+"""Which environment variables decide what the bytes of a page mean.
 
-All of them do that are set to anything but their default, except those that
+All of SGLang's do that are set to anything but their default, except those that
 `variables.toml` lists, each with the reason why a page holds the same whatever they
 say. A variable that neither SGLang's registry nor this list knows keeps its pages
-apart.
+apart. So do variables of the libraries that compute, by the patterns that it counts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from kvdock_sglang.launch_arguments import canonical_argument
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXEMPTIONS = read_exemptions(
-    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))[
-        "exempt"
-    ]
-)
+_LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+EXEMPTIONS = read_exemptions(_LISTED["exempt"])
 """Patterns of names without their prefix."""
 
 _PREFIX = "SGLANG_"
+
+COUNTED = (f"{_PREFIX}*", *_LISTED["counted"]["names"].split())
+"""Patterns of names that count where nothing exempts them."""
 
 
 def is_exempt(name: str) -> bool:
@@ -37,7 +38,7 @@ def is_exempt(name: str) -> bool:
 
 
 def identity_variables() -> dict[str, object]:
-    """Return what counts of SGLang's environment variables, as plain data.
+    """Return what counts of the environment variables, as plain data.
 
     A value that SGLang wrote itself, as a conclusion from the model, counts too.
     """
@@ -45,7 +46,7 @@ def identity_variables() -> dict[str, object]:
     found: dict[str, object] = {
         name: text
         for name, text in os.environ.items()
-        if name.startswith(_PREFIX) and name not in known
+        if name not in known and any(fnmatchcase(name, one) for one in COUNTED)
     }
     found |= _resolved()
     return {

@@ -59,16 +59,12 @@ def _answers(
     for prompt in prompts:
         # One at a time: what else is in a batch changes the last bits.
         began = time.monotonic()
-        out = engine.generate(
-            input_ids=[prompt],
-            sampling_params={
-                "temperature": 0,
-                "max_new_tokens": new_tokens,
-                "ignore_eos": True,
-            },
-            return_logprob=True,
-            **more,
-        )[0]
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": new_tokens,
+            "ignore_eos": True,
+        }
+        out = _answer(engine, input_ids=prompt, sampling_params=sampling, **more)
         meta = out["meta_info"]
         rows = meta["output_token_logprobs"]
         found.append(
@@ -81,6 +77,26 @@ def _answers(
             }
         )
     return found
+
+
+def _answer(engine: Any, **fields: Any) -> Any:
+    """Ask as a client of HTTP may, who has more fields than `Engine.generate`."""
+    request = importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput
+    answers = engine.tokenizer_manager.generate_request(
+        request(return_logprob=True, **fields), None
+    )
+    return engine.loop.run_until_complete(anext(answers))
+
+
+def _check_weights(engine: Any, action: str) -> None:
+    """Call what POST /weights_checker calls."""
+    module = importlib.import_module("sglang.srt.managers.io_struct")
+    asked = engine.tokenizer_manager.check_weights(
+        module.CheckWeightsReqInput(action=action)
+    )
+    good, why, *_ = engine.loop.run_until_complete(asked)
+    if not good:
+        raise SystemExit(why)
 
 
 def _embeddings(engine: Any, prompts: list[list[int]]) -> list[Any]:
@@ -152,7 +168,10 @@ def main() -> None:
             if one.get("first"):
                 _forget(engine)
                 what, *given = one["first"]
-                DEEDS[what](*given)
+                if what == "weights":
+                    _check_weights(engine, *given)
+                else:
+                    DEEDS[what](*given)
             more = one.get("generate", {})
             asked = _prompts(one, rounds)
             if task["engine"].get("is_embedding"):

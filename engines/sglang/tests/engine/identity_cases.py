@@ -31,7 +31,8 @@ class Case:
     """One difference.
 
     Args:
-        name: What differs.
+        name: What differs. In its engine's arguments and in what it does first, a text
+            `MODEL` stands for the folder of the model.
         found: What is right: `HIT`, `MISS` or `REJECTED`.
         engine: Launch arguments of the engine that restores.
         edit: Changes the model's folder; returns where it lies then.
@@ -40,6 +41,10 @@ class Case:
         release: Makes another release of SGLang in a folder.
         both: Launch arguments of both engines. What the one answers that stores is
             then the cold answer: not every kind of request takes a salt.
+        first: What another engine does over the same store before, with the model as
+            it was: its launch arguments and its rounds.
+        asks: What each request has besides its prompt.
+        prompts: What is asked for.
     """
 
     name: str
@@ -50,31 +55,40 @@ class Case:
     environ: dict[str, str] = attrs.field(factory=dict)
     release: Callable[[Path], object] | None = None
     both: dict[str, Any] = attrs.field(factory=dict)
+    first: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
+    asks: dict[str, Any] = attrs.field(factory=dict)
+    prompts: list[list[int]] = lives.PROMPTS
 
 
 def ask(world: lives.World, case: Case) -> dict[str, Any]:
     """Run a case; return what was found, and whether the tokens are the same."""
+    if case is SPELLED:
+        case = spelled(world)
+    life = "".join(c if c.isalnum() else "-" for c in case.name)
+    if case.first is not None:
+        arguments, doing = case.first
+        started_with(world, arguments).live(f"{life}-first", told(doing, world))
     model = case.edit(world.model) if case.edit else world.model
-    engine = {**world.tiny.engine, **case.both, **case.engine}
-    tiny = attrs.evolve(world.tiny, engine=engine)
     restoring = attrs.evolve(
-        world, tiny=tiny, model=model, storage={**world.storage, **case.storage}
+        started_with(world, {**case.both, **case.engine}),
+        model=model,
+        storage={**world.storage, **case.storage},
     )
     environ = dict(case.environ)
     if case.release:
         case.release(place := world.folder / "release")
         environ["PYTHONPATH"] = str(place)
-    life = "".join(c if c.isalnum() else "-" for c in case.name)
+    cold_salt = {**case.asks, "cache_salt": f"cold {case.name}"}
     rounds: list[dict[str, Any]] = [
-        {"prompts": lives.PROMPTS},
-        {"prompts": lives.PROMPTS, "generate": {"cache_salt": f"cold {case.name}"}},
+        {"prompts": case.prompts, "generate": case.asks},
+        {"prompts": case.prompts, "generate": cold_salt},
     ]
     try:
         if case.both:
             (cold,) = restoring.live(f"{life}-stores", rounds[:1], environ=environ)
             (first,) = restoring.live(life, rounds[:1], environ=environ)
             # SGLang counts no cached tokens where it answers with vectors.
-            wanted = sum(len(one) // PAGE_TOKENS for one in lives.PROMPTS)
+            wanted = sum(len(one) // PAGE_TOKENS for one in case.prompts)
             for one in first:
                 one["cached"] = pages_read(restoring, life) == wanted
         else:
@@ -92,6 +106,103 @@ def ask(world: lives.World, case: Case) -> dict[str, Any]:
         "found": HIT if all(cached) else MISS if not any(cached) else f"{cached}",
         "same": [a["tokens"] for a in first] == [b["tokens"] for b in cold],
     }
+
+
+def started_with(world: lives.World, arguments: dict[str, Any]) -> lives.World:
+    """Return a world whose engines have these launch arguments besides."""
+    engine = {**world.tiny.engine, **told(arguments, world)}
+    return attrs.evolve(world, tiny=attrs.evolve(world.tiny, engine=engine))
+
+
+def told(words: Any, world: lives.World) -> Any:
+    """Put the folder of the model in the place of its name."""
+    return json.loads(json.dumps(words).replace("MODEL", str(world.model)))
+
+
+def world_with(folder: Path) -> lives.World:
+    """Make a model with weights of other formats beside its own, and an adapter."""
+    import tiny_models
+
+    model = tiny_models.make("llama", folder)
+    other_formats(model)
+    adapter(model)
+    return lives.World(
+        tiny=tiny_models.MODELS["llama"],
+        model=model,
+        folder=folder,
+        storage={"plugin": "file", "root": str(folder / "store")},
+    ).stored()
+
+
+def other_formats(model: Path) -> None:
+    """Write files that some load formats read in place of the model's own weights.
+
+    None of them holds the same: one prefix would be followed by other tokens.
+    """
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    shift = {name: value.roll(1, -1).contiguous() for name, value in weights.items()}
+    torch.save(shift, model / "weights.pt")
+    torch.save(shift, model / "weights.bin")
+    save_file(shift, model / "consolidated.safetensors", metadata={"format": "pt"})
+    copy = model / "np"
+    copy.mkdir(exist_ok=True)
+    for name, value in shift.items():
+        with (copy / name).open("wb") as data:
+            np.save(data, value.numpy())
+    (copy / "weight_names.json").write_text(json.dumps(list(shift)))
+
+
+def other_copy(model: Path) -> Path:
+    """Replace SGLang's converted copy, as if it were of the weights before these."""
+    import numpy as np
+
+    for name in json.loads((model / "np" / "weight_names.json").read_text()):
+        path = model / "np" / name
+        value = np.load(path)
+        with path.open("wb") as data:
+            np.save(data, np.ascontiguousarray(np.flip(value, 0)))
+    return model
+
+
+def adapter(model: Path) -> None:
+    """Write a LoRA adapter for the query and value projections of all layers."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model / "config.json").read_text())
+    hidden, width = config["hidden_size"], config["head_dim"]
+    heads = {
+        "q_proj": config["num_attention_heads"],
+        "v_proj": config["num_key_value_heads"],
+    }
+    drawn = torch.Generator().manual_seed(7)
+    tensors: dict[str, Any] = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, count in heads.items():
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors |= {
+                f"{place}.lora_A.weight": torch.randn(8, hidden, generator=drawn),
+                f"{place}.lora_B.weight": torch.randn(
+                    count * width, 8, generator=drawn
+                ),
+            }
+    folder = model / "adapter"
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    described = {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": sorted(heads),
+        "base_model_name_or_path": "",
+        "bias": "none",
+        "task_type": "CAUSAL_LM",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(described))
 
 
 def pages_read(world: lives.World, life: str) -> int:
@@ -204,8 +315,53 @@ UNRELATED: dict[str, Any] = {
 }
 """Launch arguments that change no page, many at once."""
 
+OTHERS = [
+    [(5 * n + 9) % 500 + 4 for n in range(120)],
+    [(13 * n + 1) % 500 + 4 for n in range(119)],
+]
+"""Prompts that the world's own store does not have."""
+
+WITH_ADAPTER = {
+    "enable_lora": True,
+    "lora_paths": ["own=MODEL/adapter"],
+    "lora_backend": "torch_native",
+    "max_lora_rank": 8,
+}
+
+RESET = Case(
+    name="the weights were reset at run time before",
+    found=MISS,
+    first=({}, [{"prompts": OTHERS, "first": ["weights", "reset_tensors"]}]),
+    prompts=OTHERS,
+)
+CHECKED = Case(
+    name="the weights were only read at run time before",
+    found=HIT,
+    first=({}, [{"prompts": OTHERS, "first": ["weights", "checksum"]}]),
+    prompts=OTHERS,
+)
+ADAPTED = Case(
+    name="the same adapter",
+    found=HIT,
+    first=(WITH_ADAPTER, [{"prompts": OTHERS, "generate": {"lora_path": "own"}}]),
+    engine=WITH_ADAPTER,
+    asks={"lora_path": "own"},
+    prompts=OTHERS,
+)
+SPELLED = Case(
+    name="another client spelled what stands for the adapter",
+    found=MISS,
+    engine=WITH_ADAPTER,
+    asks={"lora_path": "own"},
+    prompts=OTHERS,
+)
+"""`spelled` gives it the keys: they depend on the folder."""
+
 SAMPLE = (
     Case(name="nothing differs", found=HIT),
+    RESET,
+    SPELLED,
+    Case(name='{"load_format": "pt"}', found=MISS, engine={"load_format": "pt"}),
     Case(
         name="other arguments, and a link to the folder",
         found=HIT,
@@ -215,7 +371,29 @@ SAMPLE = (
     Case(name="YaRN is switched on in config.json", found=MISS, edit=yarn),
     Case(name="the file of weights is replaced", found=MISS, edit=retrained),
 )
-"""What the tests run; `EVERY` is behind `make test-identity`."""
+"""What the tests run; `EVERY` is behind `make test-identity-sglang`."""
+
+
+def spelled(world: lives.World) -> Case:
+    """Let a client without an adapter send the mark of one as its own key.
+
+    It knows the adapter's files, so it can work out what stands for them.
+    """
+    from engine_run import ALWAYS
+    from sglang.srt.server_args import (
+        ServerArgs,
+        set_global_server_args_for_scheduler,
+    )
+
+    from kvdock_sglang import lora_identity
+
+    arguments = told(WITH_ADAPTER, world)
+    resolved = ServerArgs(model_path=str(world.model), **{**ALWAYS, **arguments})
+    set_global_server_args_for_scheduler(resolved)
+    identity = lora_identity._identity(world.model / "adapter")
+    keys = [f"lora:{identity}", f"0:{len(identity)}:{identity}", identity]
+    rounds = [{"prompts": OTHERS, "generate": {"extra_key": key}} for key in keys]
+    return attrs.evolve(SPELLED, first=(WITH_ADAPTER, rounds))
 
 
 def longrope(folder: Path) -> Path:
@@ -255,12 +433,37 @@ _ONE_BY_ONE: tuple[tuple[str, dict[str, Any]], ...] = (
     (MISS, {"json_model_override_args": '{"rope_theta": 5000.0}'}),
     (MISS, {"dtype": "bfloat16"}),
     (MISS, {"load_format": "dummy"}),
+    (MISS, {"load_format": "npcache"}),
+    (MISS, {"load_format": "mistral"}),
+    (HIT, {"trust_remote_code": True}),
+    (HIT, {"json_model_override_args": '{"max_position_embeddings": 4096}'}),
+    (HIT, {"enable_lora": True, **WITH_ADAPTER}),
     (MISS, {"page_size": 32}),
     (MISS, {"model_loader_extra_config": '{"enable_multithread_load": true}'}),
 )
 
+LOSSY = (
+    "NVIDIA_TF32_OVERRIDE",
+    "ROCM_QUICK_REDUCE_QUANTIZATION",
+    "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16",
+    "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
+    "TRTLLM_DISABLE_FP4_QUANT_FAST_MATH",
+    "SGLANG_USE_MODELSCOPE",
+)
+
 EVERY = (
     *SAMPLE,
+    CHECKED,
+    ADAPTED,
+    Case(
+        name="SGLang's converted copy of the weights is another one",
+        found=MISS,
+        first=({"load_format": "npcache"}, [{"prompts": OTHERS}]),
+        engine={"load_format": "npcache"},
+        edit=other_copy,
+        prompts=OTHERS,
+    ),
+    *(Case(name=f"{name} is set", found=MISS, environ={name: "1"}) for name in LOSSY),
     Case(name="the folder has another name", found=HIT, edit=renamed),
     Case(name="a link leads to the folder", found=HIT, edit=linked),
     Case(name="the files were copied, known by header", found=MISS, edit=copied),

@@ -19,6 +19,8 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
 )
 from sglang.srt.mem_cache.storage import StorageBackendFactory
+from sglang.srt.runtime_context import get_server_args
+from sglang.srt.server_args import ServerArgs
 
 from kvdock.errors import KvdockError
 from kvdock_sglang import storage as storage_module
@@ -479,3 +481,50 @@ def test_what_the_store_keeps_says_what_it_belongs_to(tmp_path: Path) -> None:
     assert record["model"] == "named:r7", "a name of the weights goes before the folder"
     assert record["pools"]["kv"]["parts"][0]["dtype"] == "bf16"
     assert SimpleNamespace(**json.loads(record["page_format"])).engine == "sglang"
+
+
+def started_with(monkeypatch: pytest.MonkeyPatch, **arguments: object) -> None:
+    """Let the engine have other launch arguments."""
+    given = {**get_server_args().resolved_dict(), **arguments}
+    monkeypatch.setattr(ServerArgs, "resolved_dict", lambda _: given)
+
+
+@pytest.mark.parametrize(
+    ("other", "draft_found"),
+    [
+        ({"speculative_num_steps": 5, "speculative_num_draft_tokens": 8}, True),
+        ({"speculative_draft_model_path": "another/draft"}, False),
+        ({"speculative_draft_kv_cache_dtype": "fp8_e4m3"}, False),
+    ],
+)
+def test_the_targets_pages_are_found_whatever_the_draft_and_the_drafts_with_it(
+    other: dict[str, object],
+    draft_found: bool,  # noqa: FBT001 - a case of a table
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys, pool, draft = hashes(1), zoo.mha_host(), zoo.mha_host(layers=1)
+    asked = PoolTransfer(PoolName.DRAFT, zoo.slots(draft, [0]), keys=keys)
+    eagle = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3}
+    started_with(monkeypatch, **eagle)
+    with attached(config(tmp_path), {"kv": pool}, {"draft": draft}) as storage:
+        assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
+        assert storage.batch_set_v2([asked]) == {"draft": [True]}
+    started_with(monkeypatch, **{**eagle, **other})
+    with attached(config(tmp_path), {"kv": pool}, {"draft": draft}) as storage:
+        assert storage.batch_get_v1(keys, zoo.slots(pool, [0])) == [True]
+        assert storage.batch_get_v2([asked]) == {"draft": [draft_found]}
+
+
+def test_a_draft_packed_into_the_targets_pages_is_a_part_of_their_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, pool = hashes(1), zoo.mha_host(packed_drafts=1)
+    started_with(monkeypatch, speculative_algorithm="EAGLE")
+    with attached(config(tmp_path), {"kv": pool}) as storage:
+        assert storage.batch_set_v1(keys, zoo.slots(pool, [0])) == [True]
+        assert storage.batch_exists(keys) == 1
+    another = {"speculative_draft_model_path": "another/draft"}
+    started_with(monkeypatch, speculative_algorithm="EAGLE", **another)
+    with attached(config(tmp_path), {"kv": pool}) as storage:
+        assert storage.batch_exists(keys) == 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import identity_cases as cases
-import lives
 import pytest
-import tiny_models
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import lives
 
 pytestmark = pytest.mark.slow
 
@@ -18,13 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> lives.World:
     """Return a world in which an engine has stored its prompts."""
-    folder = tmp_path_factory.mktemp("identity")
-    return lives.World(
-        tiny=tiny_models.MODELS["llama"],
-        model=tiny_models.make("llama", folder),
-        folder=folder,
-        storage={"plugin": "file", "root": str(folder / "store")},
-    ).stored()
+    return cases.world_with(tmp_path_factory.mktemp("identity"))
 
 
 @pytest.mark.parametrize("case", cases.SAMPLE, ids=lambda one: one.name)

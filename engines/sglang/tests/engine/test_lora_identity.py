@@ -105,21 +105,41 @@ def test_an_adapter_that_changes_while_it_is_loaded_is_never_found_again(
     assert all("unknown" in key for key in keys)
 
 
-def test_requests_without_an_adapter_keep_their_key(tmp_path: Path) -> None:
+def test_a_request_with_neither_key_nor_adapter_keeps_its_hashes(
+    tmp_path: Path,
+) -> None:
     loaded("a", adapter(tmp_path / "a"))
     assert key_of(None) is None
-    assert key_of(None, "tenant") == "tenant"
+    assert key_of(None, "") == ""
 
 
-def test_the_key_that_a_caller_gave_stays_in_front(tmp_path: Path) -> None:
+def test_no_callers_key_spells_another_one_with_an_adapter(tmp_path: Path) -> None:
+    """A key is text that any client sends; an adapter's mark is what it holds."""
     ref = LoRARef(lora_name="a", lora_path=str(adapter(tmp_path / "a")), pinned=False)
     load(ref)
-    mine, other = key_of(ref.lora_id, "mine"), key_of(ref.lora_id, "other")
-    assert mine is not None
-    assert mine.startswith("mine")
-    assert mine != other
+    (identity,) = lora_identity._loaded.values()
+    from_tensors = uuid.uuid4().hex
+    adapters = {None: "", ref.lora_id: identity, from_tensors: from_tensors}
+    callers = ["", "mine", f"lora:{identity}", identity, ref.lora_id, from_tensors]
+    for _ in range(2):  # what the first keys became may be a caller's key as well
+        callers += [
+            spelled
+            for lora_id in adapters
+            for caller in callers
+            if (spelled := key_of(lora_id, caller))
+        ]
+    pairs = [(lora_id, caller) for lora_id in adapters for caller in set(callers)]
+    keys = {key_of(*pair) for pair in pairs}
+    assert len(keys) == len(pairs) > 50
 
 
-def test_an_id_that_was_loaded_from_tensors_stays_random() -> None:
-    random = uuid.uuid4().hex
-    assert key_of(random) == random
+@pytest.mark.parametrize("caller", ["", "mine", "3:abc", ":", "12:"])
+def test_the_callers_part_of_a_key_is_read_back(caller: str, tmp_path: Path) -> None:
+    ref = LoRARef(lora_name="a", lora_path=str(adapter(tmp_path / "a")), pinned=False)
+    load(ref)
+    for lora_id in (None, ref.lora_id):
+        assert lora_identity.callers_key(key_of(lora_id, caller) or "") == caller
+
+
+def test_the_key_of_an_engine_without_the_patch_is_the_callers() -> None:
+    assert lora_identity.callers_key("tenant") == "tenant"

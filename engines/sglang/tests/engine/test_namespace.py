@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable
 from fnmatch import filter as filter_names
+from fnmatch import fnmatchcase
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sglang.srt
 import torch
+import zoo
 from exemption_lists import stale_exemptions
 from sglang.srt import runtime_context
 from sglang.srt.arg_groups import model_override_base
@@ -27,14 +29,21 @@ from sglang.srt.environ import EnvField, Envs
 from sglang.srt.managers import schedule_batch
 from sglang.srt.server_args import ServerArgs
 
-from kvdock import AttachConfig
+from kvdock import AttachConfig, Shard
 from kvdock.errors import KvdockError
 from kvdock_sglang import engine_api, model_files
-from kvdock_sglang.launch_arguments import EXEMPTIONS, identity_arguments
+from kvdock_sglang import namespace as namespace_module
+from kvdock_sglang.host_pools import EngineContext, describe
+from kvdock_sglang.launch_arguments import (
+    DRAFT_EXEMPTIONS,
+    EXEMPTIONS,
+    TUNING_EXEMPTIONS,
+    identity_arguments,
+)
 from kvdock_sglang.namespace import Launched, Ranks, launched, namespace
 from kvdock_sglang.settings import AdapterSettings
+from kvdock_sglang.variables import COUNTED, identity_variables, is_exempt
 from kvdock_sglang.variables import EXEMPTIONS as VARIABLES
-from kvdock_sglang.variables import identity_variables, is_exempt
 
 if TYPE_CHECKING:
     from kvdock import Namespace
@@ -89,17 +98,43 @@ def test_every_launch_argument_is_exempt_with_a_reason_or_separates(
     """Those that another release adds separate until a reason is written down."""
     # A draft model makes the arguments about speculation count.
     base = {**resolved, "speculative_algorithm": "EAGLE"}
-    exempt = {one.field: one.reason for one in EXEMPTIONS}
-    counted = identity_arguments(base)
-    for name in sorted(ARGUMENTS):
-        other = identity_arguments({**base, name: "another-value"})
-        assert (other == counted) is (name in exempt), name
+    apart = {one.field for one in DRAFT_EXEMPTIONS}
+    exempt = {one.field: one.reason for one in (*EXEMPTIONS, *TUNING_EXEMPTIONS)}
+    counted = identity_arguments(base), identity_arguments(base, draft=True)
+    for name in sorted(
+        ARGUMENTS - {"speculative_algorithm", "enable_multi_layer_eagle"}
+    ):
+        changed = {**base, name: "another-value"}
+        other = identity_arguments(changed), identity_arguments(changed, draft=True)
+        assert (other[0] == counted[0]) is (name in apart | exempt.keys()), name
+        assert (other[1] == counted[1]) is (name in exempt), name
     assert all(exempt.values())
-    assert identity_arguments({**base, "new_in_a_release": 1}) != counted
+    for draft in (False, True):
+        assert (
+            identity_arguments({**base, "new_in_a_release": 1}, draft=draft)
+            != (counted[draft])
+        )
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        {"speculative_algorithm": "UNO"},
+        {"speculative_algorithm": "of a plugin"},
+        {"speculative_algorithm": "EAGLE", "enable_multi_layer_eagle": True},
+    ],
+)
+def test_where_drafts_are_not_known_to_be_apart_all_counts_for_all(
+    shared: dict[str, object], resolved: dict[str, Any]
+) -> None:
+    for name in ("speculative_num_steps", "speculative_draft_kv_cache_dtype"):
+        one, other = ({**resolved, **shared, name: value} for value in (1, 2))
+        assert identity_arguments(one) != identity_arguments(other)
 
 
 def test_no_exemption_is_of_an_argument_that_does_not_exist() -> None:
-    assert stale_exemptions(EXEMPTIONS, ARGUMENTS) == ()
+    every = (*EXEMPTIONS, *TUNING_EXEMPTIONS, *DRAFT_EXEMPTIONS)
+    assert stale_exemptions(every, ARGUMENTS) == ()
 
 
 def test_every_environment_variable_separates_but_for_a_list(
@@ -138,6 +173,79 @@ def test_every_environment_variable_separates_but_for_a_list(
     }
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ROCM_QUICK_REDUCE_QUANTIZATION",
+        "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16",
+        "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
+        "TRTLLM_DISABLE_FP4_QUANT_FAST_MATH",
+        "NVIDIA_TF32_OVERRIDE",
+        "SGLANG_USE_MODELSCOPE",
+        "SGLANG_SORT_WEIGHT_FILES",
+    ],
+)
+def test_a_variable_that_changes_how_a_page_is_computed_counts_whoever_reads_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = identity_variables()
+    monkeypatch.setenv(name, "1")
+    assert identity_variables() != before
+
+
+PLAIN_VARIABLES = frozenset(
+    """
+    AIP_PREDICT_ROUTE ASCEND_MF_STORE_URL ASCEND_MF_TRANSFER_PROTOCOL
+    AWS_DEFAULT_BUCKET AWS_ENDPOINT_URL CUDA_COREDUMP_FILE CUDA_COREDUMP_PIPE
+    CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_ORDER
+    CUDA_ENABLE_USER_TRIGGERED_COREDUMP CUDA_VISIBLE_DEVICES CU_NUM
+    DEEPEP_HCCL_BUFFSIZE DEVICE_ID DUMPER_SERVER_PORT FLEXKV_CONFIG_PATH
+    FLEXKV_ENABLE_LAYERWISE_TRANSFER
+    FLEXKV_LAYERWISE_EVENTFD_CONNECT_MAX_RETRIES GITHUB_REPOSITORY
+    GITHUB_RUN_ATTEMPT GITHUB_RUN_ID GPU_ARCHS HCCL_BUFFSIZE HOSTNAME HOST_IP
+    HSA_USERPTR_FOR_PAGED_MEM IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD
+    IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD LLGUIDANCE_LOG_LEVEL
+    LOCAL_HOSTNAME LOCAL_RANK LOCAL_SIZE MASTER_ADDR MASTER_PORT MC_FORCE_TCP
+    MEGA_USE_NCU MORI_ENABLE_SDMA MORI_RDMA_DEVICES MS_NODE_ID MS_ROLE
+    MS_SCHED_HOST MS_SCHED_PORT MS_WORKER_NUM NCCL_ALGO NCCL_CUMEM_ENABLE
+    NCCL_GRAPH_MIXING_SUPPORT NCCL_GRAPH_REGISTER NCCL_MAX_NCHANNELS
+    NCCL_MIN_NCHANNELS NCCL_NVLS_ENABLE NVSHMEM_QP_DEPTH OTEL_SERVICE_NAME
+    PROMETHEUS_MULTIPROC_DIR RANK REQUEST_TIMEOUT RUNAI_STREAMER_CONCURRENCY
+    RUNAI_STREAMER_MEMORY_LIMIT RUNAI_STREAMER_S3_ENDPOINT RUNNER_TEMP
+    SGL_FORCE_SHUTDOWN SICL_NET_DEVICES SYNC_TOKEN_IDS_ACROSS_TP
+    TENSOR_DUMP_LAYERS_MODULE_NAME TENSOR_DUMP_TOP_LEVEL_MODULE_NAME TMPDIR
+    TOKENIZERS_PARALLELISM TORCH_EXTENSIONS_DIR UCX_NET_DEVICES UMBP_LAYER_GROUP
+    UMBP_LOAD_SPLIT UMBP_OFFLOAD_COALESCE_PAGES UMBP_RANGES_PER_CALL
+    UMBP_SPDK_PROXY_TENANT_ID UMBP_STANDALONE_ADDRESS WAVE_DUMP_MLIR WORLD_SIZE
+    XDG_CACHE_HOME ZE_AFFINITY_MASK ZE_ENABLE_PCI_ID_DEVICE_ORDER
+    """.split()  # noqa: SIM905 - names, in lines
+)
+"""Variables without the prefix that SGLang reads and that change no page: places,
+devices, transport, reports."""
+
+
+def test_variables_of_libraries_count_or_are_known_not_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A release may read one that neither a pattern nor this list has."""
+    read = {
+        found
+        for path in Path(sglang.srt.__path__[0]).rglob("*.py")
+        for found in re.findall(
+            r"(?:environ(?:\.get)?[\[(]|getenv\(|get_\w+_env_var\()\s*"
+            r"[\"']([A-Z][A-Z0-9_]+)[\"']",
+            path.read_text(),
+        )
+    }
+    known = {one.name for one in vars(Envs).values() if isinstance(one, EnvField)}
+    for name in sorted(read - known - PLAIN_VARIABLES):
+        assert any(fnmatchcase(name, one) for one in COUNTED), name
+    for name in ("FLASHINFER_LOGLEVEL", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        before = identity_variables()
+        monkeypatch.setenv(name, "of this host")
+        assert identity_variables() == before
+
+
 def test_no_pattern_of_variables_is_stale_and_no_secret_counts() -> None:
     known = [one for one in vars(Envs).values() if isinstance(one, EnvField)]
     names = [one.name.removeprefix("SGLANG_") for one in known]
@@ -147,7 +255,12 @@ def test_no_pattern_of_variables_is_stale_and_no_secret_counts() -> None:
         for path in Path(sglang.srt.__path__[0]).rglob("*.py")
         for found in re.findall(r"SGLANG_(\w+)", path.read_text())
     ]
-    patterns = [one.field for one in VARIABLES]
+    # Those of libraries are not in SGLang's code.
+    patterns = [
+        one.field
+        for one in VARIABLES
+        if not any(fnmatchcase(one.field, count) for count in COUNTED[1:])
+    ]
     assert [one for one in patterns if not filter_names(names, one)] == []
     assert all(one.reason for one in VARIABLES)
     assert all(is_exempt(one.name) for one in known if one.secret)
@@ -157,27 +270,44 @@ def test_without_a_draft_model_nothing_about_speculation_counts(
     resolved: dict[str, Any],
 ) -> None:
     """N-grams propose tokens of the prompt itself, and have no pages."""
-    off = identity_arguments(resolved)
+    off = identity_arguments(resolved, draft=True)
     ngram = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
-    assert identity_arguments({**resolved, **ngram}) == off
-    assert identity_arguments({**resolved, "speculative_algorithm": "EAGLE"}) != off
+    assert identity_arguments({**resolved, **ngram}, draft=True) == off
+    eagle = {**resolved, "speculative_algorithm": "EAGLE"}
+    assert identity_arguments(eagle, draft=True) != off
 
 
-def test_arguments_about_adapters_count_only_where_their_content_is_not_known(
-    resolved: dict[str, Any], tmp_path: Path
-) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text("{}")
-    weights = adapter / "adapter_model.safetensors"
-    weights.write_bytes(bytes(64))
-    paths = [SimpleNamespace(lora_path=str(adapter))]
-    given = {**resolved, "enable_lora": True, "lora_paths": paths}
+def test_arguments_about_adapters_do_not_count(resolved: dict[str, Any]) -> None:
+    """Their content is in the page hashes of their requests."""
+    given = {**resolved, "enable_lora": True, "lora_paths": ["somewhere"]}
     assert identity_arguments(given) == identity_arguments(resolved)
-    first = identity_arguments(given, adapters_known=False)
-    assert first != identity_arguments(resolved, adapters_known=False)
-    weights.write_bytes(b"other" + bytes(59))
-    assert identity_arguments(given, adapters_known=False) != first
+
+
+def test_adapters_without_the_patches_are_rejected_and_other_keys_kept_apart(
+    of: Callable[..., Namespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller's key could name an adapter's pages there."""
+    patched = of()
+    monkeypatch.setattr(namespace_module, "in_place", lambda _: False)
+    assert of() != patched
+    with pytest.raises(KvdockError, match="without kvdock's patches for adapters"):
+        of(enable_lora=True)
+
+
+@pytest.mark.parametrize("file_format", ["pt", "npcache", "mistral", "gguf"])
+def test_formats_that_read_other_files_are_apart(
+    file_format: str, resolved: dict[str, Any]
+) -> None:
+    auto = identity_arguments(resolved)
+    assert identity_arguments({**resolved, "load_format": file_format}) != auto
+
+
+@pytest.mark.parametrize("file_format", ["fastsafetensors", "runai_streamer"])
+def test_formats_that_read_the_same_files_are_one(
+    file_format: str, resolved: dict[str, Any]
+) -> None:
+    auto = identity_arguments(resolved)
+    assert identity_arguments({**resolved, "load_format": file_format}) == auto
 
 
 @pytest.mark.parametrize(
@@ -219,6 +349,7 @@ def config(**changes: object) -> SimpleNamespace:
         "context_len": 1024,
         "is_multimodal": False,
         "is_encoder_decoder": False,
+        "model_config_parser": "auto",
         "hf_config": SimpleNamespace(
             architectures=["TinyForCausalLM"],
             _commit_hash=None,
@@ -238,7 +369,15 @@ def of(
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(bytes(64))
 
-    def found(model: Any = None, **changes: object) -> Namespace:
+    monkeypatch.setattr(namespace_module, "in_place", lambda _: True)
+
+    def found(
+        model: Any = None,
+        *,
+        draft: bool = False,
+        pools: Any = (),
+        **changes: object,
+    ) -> Namespace:
         given = {**resolved, "model_path": str(folder), **changes}
         given = {name: value for name, value in given.items() if value is not ...}
         arguments = SimpleNamespace(resolved_dict=lambda: given)
@@ -252,7 +391,7 @@ def of(
         monkeypatch.setattr(model_files, "_started_s", lambda: math.inf)
         mine = AdapterSettings(plugin="file")
         name = str(given["served_model_name"] or given.get("model_path"))
-        return namespace(name, ranks(0, 0, 0, 0), mine, launched(mine))
+        return namespace(name, ranks(0, 0, 0, 0), mine, launched(mine), pools)[draft]
 
     return found
 
@@ -266,7 +405,6 @@ def of(
         ("weight_version", "2"),
         ("qsa_indexer_dtype", "fp8_e4m3"),
         ("kv_cache_dtype", "fp8_e4m3"),
-        ("speculative_algorithm", "EAGLE"),
         ("mm_process_config", {"image": {"max_pixels": 7}}),
         ("model_config_parser", "mistral"),
     ],
@@ -416,6 +554,152 @@ def test_code_of_another_model_counts_where_it_may_run(
         found.append((of(model), of(model, trust_remote_code=True)))
     assert found[0][0] == found[1][0]
     assert found[0][1] != found[1][1]
+
+
+def test_to_trust_code_counts_only_where_there_is_code(
+    of: Callable[..., Namespace], tmp_path: Path
+) -> None:
+    assert of(trust_remote_code=True) == of()
+    described = '{"auto_map": {"AutoProcessor": "processing.Own"}}'
+    (tmp_path / "model" / "processor_config.json").write_text(described)
+    assert of(trust_remote_code=True) != of()
+
+
+def test_an_override_counts_where_it_changes_the_configuration(
+    of: Callable[..., Namespace], tmp_path: Path
+) -> None:
+    path = tmp_path / "model" / "config.json"
+    path.write_text('{"model_type": "llama", "rms_norm_eps": 0.5}')
+
+    def overridden(text: str, **more: Any) -> Namespace:
+        return of(json_model_override_args=text, **more)
+
+    plain = of()
+    # What the file says, what the class of transformers sets, and nothing.
+    for same in ('{"rms_norm_eps": 0.5}', '{"rms_norm_eps":0.50,"mlp_bias":false}', ""):
+        assert overridden(same) == plain
+    for other in ('{"rms_norm_eps": 0.25}', '{"_hidden": 1}', '{"new_word": 1}'):
+        assert overridden(other) != plain
+    # A draft model has another file.
+    eagle = {"speculative_algorithm": "EAGLE", "draft": True}
+    assert overridden('{"rms_norm_eps": 0.5}', **eagle) != of(**eagle)
+
+
+DRAFT = {"speculative_algorithm": "EAGLE"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("speculative_num_steps", 5),
+        ("speculative_eagle_topk", 8),
+        ("speculative_num_draft_tokens", 16),
+        ("speculative_accept_threshold_single", 0.5),
+        ("spec_trace_dir", "/a/b"),
+    ],
+)
+def test_tuning_speculation_costs_no_page(
+    name: str, value: object, of: Callable[..., Namespace]
+) -> None:
+    for draft in (False, True):
+        tuned = of(**DRAFT, draft=draft, **{name: value})
+        assert tuned == of(**DRAFT, draft=draft)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"speculative_algorithm": "EAGLE3"},
+        {"speculative_draft_kv_cache_dtype": "fp8_e4m3"},
+        {"speculative_draft_model_quantization": "fp8"},
+        {"speculative_draft_load_format": "dummy"},
+        {"speculative_draft_model_path": "another"},
+    ],
+)
+def test_another_draft_has_other_pages_and_the_target_the_same(
+    other: dict[str, object], of: Callable[..., Namespace]
+) -> None:
+    changed = {**DRAFT, **other}
+    assert of(**changed, draft=True) != of(**DRAFT, draft=True)
+    assert of(**changed) == of(**DRAFT) == of()
+    verified = {**DRAFT, "speculative_attention_mode": "decode"}
+    assert of(**verified) != of()
+
+
+def test_a_draft_that_is_packed_into_the_targets_pages_counts_for_them(
+    of: Callable[..., Namespace],
+) -> None:
+    packed = describe(
+        "kv",
+        zoo.mha_host(packed_drafts=1),
+        EngineContext(shard=Shard(), page_tokens=zoo.PAGE),
+    )
+    other = {**DRAFT, "speculative_draft_model_path": "another"}
+    assert of(**DRAFT, pools=[packed]) != of(**other, pools=[packed])
+    tuned = {**DRAFT, "speculative_num_steps": 5}
+    assert of(**DRAFT, pools=[packed]) == of(**tuned, pools=[packed])
+
+
+def test_weights_in_another_cache_count_by_their_commit(
+    of: Callable[..., Namespace], tmp_path: Path
+) -> None:
+    """The configuration is read from the user's cache all the same."""
+    model = config()
+    model.hf_config._commit_hash = "a" * 40
+    plain = of(model, model_path="org/model")
+    refs = tmp_path / "cache" / "models--org--model" / "refs"
+    refs.mkdir(parents=True)
+    given = {"model_path": "org/model", "download_dir": str(tmp_path / "cache")}
+    (refs / "main").write_text("a" * 40)
+    assert of(model, **given) == plain
+    (refs / "main").write_text("b" * 40)
+    assert of(model, **given) != plain
+
+
+def test_a_copy_that_a_format_reads_in_place_of_the_files_counts(
+    of: Callable[..., Namespace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang converts once, and reads the copy when the weights are replaced."""
+    copy = tmp_path / "model" / "np"
+    copy.mkdir()
+    (copy / "lm_head.weight").write_bytes(b"one")
+    auto, first = of(), of(load_format="npcache")
+    (copy / "lm_head.weight").write_bytes(b"two")
+    assert of(load_format="npcache") != first
+    assert of() == auto
+    monkeypatch.setattr(model_files, "_started_s", lambda: time.time() - 60)
+    for path in (tmp_path / "model").glob("*.*"):
+        os.utime(path)
+    with pytest.raises(KvdockError, match="was written"):
+        model_files.files_of_model(str(tmp_path / "model"), load_format="npcache")
+
+
+@pytest.mark.parametrize("file_format", ["remote_instance", "new_in_a_release"])
+def test_weights_that_may_be_from_elsewhere_need_a_name(
+    file_format: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(64))
+    with pytest.raises(KvdockError, match="may take weights from elsewhere"):
+        model_files.files_of_model(str(tmp_path), load_format=file_format)
+    known = model_files.files_of_model(
+        str(tmp_path), load_format=file_format, named="r1"
+    )
+    assert known.startswith("named:r1")
+
+
+def test_a_folder_that_an_argument_names_counts_with_all_below_it(
+    resolved: dict[str, Any], tmp_path: Path
+) -> None:
+    def of(value: object) -> dict[str, object]:
+        return identity_arguments({**resolved, "model_loader_extra_config": value})
+
+    folder = tmp_path / "shards"
+    (folder / "tp2").mkdir(parents=True)
+    (folder / "tp2" / "rank0.bin").write_bytes(b"one")
+    given = json.dumps({"presharded_path": str(folder)})
+    before = of(given)
+    (folder / "tp2" / "rank0.bin").write_bytes(b"two")
+    assert of(given) != before
 
 
 def test_an_encoder_and_a_decoder_are_rejected(of: Callable[..., Namespace]) -> None:

@@ -6,7 +6,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import test_families as families
@@ -45,9 +45,39 @@ def test_the_order_is_the_same_for_every_number_of_pages(
     assert order_of(family) == few
 
 
-def test_every_layout_of_a_pool_has_an_order_of_its_own() -> None:
+def test_every_order_of_bytes_has_a_name_of_its_own() -> None:
+    """Layer by layer, or page by page: storage gets a page's bytes in one order."""
     layouts = [f"mha-{layout}" for layout in (*zoo.LAYOUTS, "page_head")]
-    assert len({order_of(family) for family in layouts}) == len(layouts)
+    orders = {family: order_of(family) for family in layouts}
+    assert orders.pop("mha-layer_first") == orders["mha-page_first_direct"]
+    assert len(set(orders.values())) == len(orders)
+
+
+@pytest.mark.parametrize("build", [zoo.mha_host, zoo.mla_host])
+def test_pages_of_two_layouts_with_one_order_are_found_with_the_same_values(
+    build: Callable[..., Any], tmp_path: Path
+) -> None:
+    keys, layers_first, pages_first = (
+        families.hashes(2),
+        build("layer_first"),
+        build("page_first_direct"),
+    )
+    stored, loaded = [2, 0], [1, 3]
+    config = families.config(tmp_path)
+    zoo.fill(layers_first, 1)
+    with families.attached(config, {"kv": layers_first}) as storage:
+        slots = zoo.slots(layers_first, stored)
+        assert storage.batch_set_v1(keys, slots) == [True, True]
+    with families.attached(config, {"kv": pages_first}) as storage:
+        slots = zoo.slots(pages_first, loaded)
+        assert storage.batch_exists(keys) == 2
+        assert storage.batch_get_v1(keys, slots) == [True, True]
+    for one, other in zip(stored, loaded, strict=True):
+        expected, loaded_page = (
+            zoo.page(layers_first, one),
+            zoo.page(pages_first, other),
+        )
+        assert torch.equal(expected, loaded_page)
 
 
 def test_the_order_is_the_same_on_ranks_with_fewer_heads() -> None:

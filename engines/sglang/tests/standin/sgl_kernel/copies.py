@@ -92,6 +92,14 @@ def install() -> None:
     if torch.cuda.is_available():
         return
     torch.cuda.cudart = _NoPinning
-    for name in ("empty", "zeros", "ones", "full", "empty_like", "zeros_like"):
+    for name in (
+        "tensor",
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "empty_like",
+        "zeros_like",
+    ):
         setattr(torch, name, _unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign] # a no-op is the point
