@@ -26,6 +26,7 @@ LONG = "TESTS_OF_KVDOCK_TORTURE"
 MANY = "TESTS_OF_KVDOCK_DIRECT_TRANSFERS"
 MANY_S = 3600.0
 MUTATIONS = "TESTS_OF_KVDOCK_DIRECT_MUTATIONS"
+RESTARTS = "TESTS_OF_KVDOCK_DIRECT_RESTARTS"
 GROWN_MIB = 512
 """Memory that no number of changed messages may take."""
 
@@ -278,6 +279,26 @@ class PeerContract:
             with pytest.raises(KvdockError, match="no peer is reached"):
                 sender.call("connect", old, 3.0)
             self.check_nothing_came(receiver)
+
+    @pytest.mark.slow
+    def test_receivers_that_are_gone_leave_nothing_at_their_sender(self) -> None:
+        restarts = int(os.environ.get(RESTARTS, "8"))
+        held = []
+        with (
+            memory_file(1 << 16) as mine,
+            memory_file(1 << 16) as theirs,
+            PeerProcess(self.backend, mine, dict(self.settings)) as sender,
+        ):
+            for number in range(restarts):
+                with PeerProcess(self.backend, theirs, dict(self.settings)) as receiver:
+                    endpoint, base = receiver.call("endpoint")
+                    sender.call("connect", endpoint)
+                    sent = sender.call("send", [0], [base], [10], 30.0, number)
+                    assert sent[0] == [Outcome.OK]
+                held.append(sender.call("holds"))
+        sys.stdout.write(f"\n{self.backend}: {held[0]} to {held[-1]}\n")
+        for first, last in zip(*np.array(held)[[2, -1]], strict=True):
+            assert last <= first + 3, f"descriptors and threads: {held}"
 
     @pytest.mark.slow
     def test_nothing_lands_after_a_withdrawal_under_a_stopped_sender(

@@ -184,6 +184,12 @@ class Side:
         counts = importlib.import_module("kvdock_nixl.byte_counts")
         return int(counts.MOVED.read()[counts.Way.NIXL_SEND])
 
+    def holds(self) -> tuple[int, int]:
+        """Return how many descriptors and threads this process has."""
+        return tuple(
+            len(list(Path("/proc/self", one).iterdir())) for one in ("fd", "task")
+        )
+
     def copy(self, source: Any, target: Any, sizes: Any) -> float:
         """Copy rows within this memory; return how many seconds it took."""
         base, began = address(self.memory), time.perf_counter()

@@ -13,6 +13,7 @@ from object_server import Fault, ObjectServer
 from kvdock import KvdockError, Operation, Outcome
 from kvdock.config import CoreSettings, Deadlines
 from kvdock.config.core import BreakerSettings
+from kvdock_s3.outcomes import explain
 
 GET_S = 1.0
 SLACK_S = 0.5
@@ -238,3 +239,17 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(
     outcomes = mine.handle.run(mine.batch(Operation.DELETE, keys, 5.0)).outcomes
     assert outcomes[3] == Outcome.ERROR
     assert {*outcomes[:3], *outcomes[4:]} == {Outcome.OK}
+
+
+def test_a_certificate_that_is_not_accepted_is_called_that() -> None:
+    """As the client of obstore 0.12 says it of a server with its own certificate."""
+    said = """Generic S3 error: Error performing HEAD https://localhost:1/b/x in 2ms - \
+HTTP error: error sending request
+
+Debug source:
+Generic { source: HttpError { kind: Connect, source: hyper_util::client::legacy::Error(
+Connect, Custom { kind: InvalidData, error: InvalidCertificate(Other(OtherError(
+CaUsedAsEndEntity))) }) } }"""
+    failure = explain(RuntimeError(said))
+    assert failure.outcome is Outcome.UNAVAILABLE
+    assert "certificate is not accepted" in failure.sentence
