@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import pytest
 from object_server import Fault, ObjectServer
 
@@ -253,3 +254,23 @@ CaUsedAsEndEntity))) }) } }"""
     failure = explain(RuntimeError(said))
     assert failure.outcome is Outcome.UNAVAILABLE
     assert "certificate is not accepted" in failure.sentence
+
+
+def test_a_damaged_object_that_may_not_be_deleted_is_replaced_by_the_next_put(
+    server: ObjectServer, engine: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    mine = engine()
+    assert set(mine.put()) == {Outcome.OK}
+    name = f"tests/{mine.key(3)}"
+    flipped = bytearray(server.objects[name].data)
+    flipped[100] ^= 1
+    server.objects[name] = attrs.evolve(server.objects[name], data=bytes(flipped))
+    server.fail(Fault.FORBIDDEN, "DELETE", "DELETEMANY")
+    assert mine.get()[3] != Outcome.OK
+
+    def healed() -> bool:
+        mine.memory[:] = mine.right
+        assert set(mine.put()) == {Outcome.OK}
+        return set(mine.get()) == {Outcome.OK}
+
+    eventually(healed)
