@@ -186,9 +186,8 @@ class Side:
 
     def holds(self) -> tuple[int, int]:
         """Return how many descriptors and threads this process has."""
-        return tuple(
-            len(list(Path("/proc/self", one).iterdir())) for one in ("fd", "task")
-        )
+        of_this = Path("/proc/self")
+        return len([*(of_this / "fd").iterdir()]), len([*(of_this / "task").iterdir()])
 
     def copy(self, source: Any, target: Any, sizes: Any) -> float:
         """Copy rows within this memory; return how many seconds it took."""
