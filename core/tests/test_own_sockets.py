@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 
 import pytest
 
+from kvdock import own_sockets
 from kvdock.own_sockets import (
+    BoundPorts,
     accept_again,
     accept_nothing,
     listening_ports,
     own_tcp_sockets,
 )
+from kvdock.testing.harness import becomes
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="filters of sockets are the Linux kernel's"
@@ -43,3 +47,33 @@ def test_a_socket_that_was_never_deaf_stays_as_it_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         accept_again(server)
         assert reachable(server.getsockname()[1])
+
+
+def test_a_port_stays_with_the_process_when_its_listener_has_ended() -> None:
+    bound = BoundPorts()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with bound.keep(frozenset({port})):
+            server.close()
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", port))
+    with (
+        socket.create_connection(("127.0.0.1", port), 10.0) as late,
+        contextlib.suppress(ConnectionResetError),
+    ):
+        assert not late.recv(1), "it was told that nothing is there"
+
+
+def test_ports_are_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_sockets, "_MOST_BOUND", 2)
+    bound = BoundPorts()
+    ports = []
+    for _ in range(4):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ports.append(server.getsockname()[1])
+            with bound.keep(frozenset(ports[-1:])):
+                server.close()
+    assert becomes(lambda: not listening_ports() & set(ports[:2]), 10.0)
+    assert listening_ports() >= set(ports[2:])
+    monkeypatch.setattr(own_sockets, "_MOST_BOUND", 0)
+    assert becomes(lambda: not listening_ports() & set(ports), 10.0)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no types
@@ -29,6 +32,19 @@ def listening(
         timeout=120,
     )
     return [(host, port) for host, port in json.loads(found.stdout.splitlines()[-1])]
+
+
+def free_range(ports: int) -> str:
+    """Return a range of ports on which nothing listens now, as "low-high"."""
+    while True:
+        low = random.randrange(20_000, 30_000)  # noqa: S311 - no secret
+        with ExitStack() as opened:
+            try:
+                for port in range(low, low + ports):
+                    opened.enter_context(socket.create_server(("", port)))
+            except OSError:
+                continue
+        return f"{low}-{low + ports - 1}"
 
 
 def main(backend: str, settings: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 
 import numpy as np
 import peer_fuzz
 import pytest
-from peer_processes import PeerProcess, connected, two_processes
+from peer_processes import PeerProcess, connected, memory_file, two_processes
 from peer_trials import run, settings_of
 from peers import LONG_S
 from waiting import until
@@ -25,6 +26,7 @@ LONG = "TESTS_OF_KVDOCK_TORTURE"
 MANY = "TESTS_OF_KVDOCK_DIRECT_TRANSFERS"
 MANY_S = 3600.0
 MUTATIONS = "TESTS_OF_KVDOCK_DIRECT_MUTATIONS"
+RESTARTS = "TESTS_OF_KVDOCK_DIRECT_RESTARTS"
 GROWN_MIB = 512
 """Memory that no number of changed messages may take."""
 
@@ -78,6 +80,8 @@ class PeerContract:
     backend = ""
     settings: Mapping[str, object] = MappingProxyType({})
     unavailable_within_s = 5.0
+    restarts_within = 1
+    """For how many endpoints a receiver that is restarted has ports."""
     ends_late_by_s = 6.0
     """How long after its deadline a call may end that cannot be cut short."""
 
@@ -175,6 +179,126 @@ class PeerContract:
         found = sender.call("send", [0], [base], [10], 30.0, number)
         assert found[0] == [Outcome.OK]
         assert sender.call("disconnect", number) is True
+
+    def within(self, endpoints: int) -> dict[str, str]:
+        """Return an environment with ports for so many endpoints."""
+        raise NotImplementedError
+
+    @contextmanager
+    def receivers(
+        self, path: str, endpoints: int
+    ) -> Iterator[Callable[[], PeerProcess]]:
+        """Yield what starts a receiver; all have the same ports, for so many."""
+        environment = self.within(endpoints)
+        with ExitStack() as started:
+
+            def start() -> PeerProcess:
+                given = dict(self.settings)
+                one = PeerProcess(self.backend, path, given, environment=environment)
+                return started.enter_context(one)
+
+            yield start
+
+    def check_nothing_came(self, receiver: PeerProcess, value: int = 3) -> None:
+        """Look that memory which was given away holds what its owner has written."""
+        for _ in range(10):
+            wrong = np.count_nonzero(receiver.memory != value)
+            assert not wrong, f"{wrong} bytes landed in memory that was given away"
+            time.sleep(0.02)
+        assert receiver.call("endpoint"), "the receiver lives"
+
+    def test_an_endpoint_of_before_a_withdrawal_reaches_no_later_one(
+        self,
+    ) -> None:
+        """The ports are so few that another endpoint would have the same ones."""
+        with (
+            memory_file(BYTES) as mine,
+            memory_file(BYTES) as theirs,
+            PeerProcess(self.backend, mine, dict(self.settings)) as sender,
+            self.receivers(theirs, 2) as start,
+        ):
+            receiver = start()
+            sender.call("set", 7)
+            old, base = receiver.call("endpoint")
+            linked = sender.call("connect", old)
+            assert receiver.call("withdraw") is True
+            receiver.call("set", 3)
+            new, _ = receiver.call("endpoint")
+            outcomes, _, _ = sender.call("send", [0], [base], [4096], 5.0, linked)
+            assert outcomes != [Outcome.OK]
+            with pytest.raises(KvdockError, match="no peer is reached"):
+                sender.call("connect", old, 3.0)
+            self.check_nothing_came(receiver)
+            number = sender.call("connect", new)
+            found = sender.call("send", [0], [base], [10], 30.0, number)
+            assert found[0] == [Outcome.OK]
+
+    @pytest.mark.slow
+    def test_an_endpoint_whose_ports_another_one_has_reaches_nothing(self) -> None:
+        """The ports stay bound for some time alone; then the proof is what counts."""
+        with (
+            memory_file(BYTES) as mine,
+            memory_file(BYTES) as theirs,
+            PeerProcess(self.backend, mine, dict(self.settings)) as sender,
+            self.receivers(theirs, 1) as start,
+        ):
+            receiver = start()
+            sender.call("set", 7)
+            old, base = receiver.call("endpoint")
+            assert receiver.call("withdraw") is True
+            receiver.call("give_ports_back")
+            receiver.call("set", 3)
+            new, _ = receiver.call("endpoint")
+            with pytest.raises(KvdockError, match="no peer is reached"):
+                sender.call("connect", old, 3.0)
+            self.check_nothing_came(receiver)
+            number = sender.call("connect", new)
+            found = sender.call("send", [0], [base], [10], 30.0, number)
+            assert found[0] == [Outcome.OK]
+
+    @pytest.mark.slow
+    def test_a_restarted_receiver_gets_nothing_that_was_meant_for_the_last_one(
+        self,
+    ) -> None:
+        """It has the same ports; what the old endpoint names may not be mapped."""
+        with (
+            memory_file(BYTES) as mine,
+            memory_file(BYTES) as theirs,
+            PeerProcess(self.backend, mine, dict(self.settings)) as sender,
+            self.receivers(theirs, self.restarts_within) as start,
+        ):
+            sender.call("set", 7)
+            receiver = start()
+            old, _ = receiver.call("endpoint")
+            # Killed with a connection, it would leave its port in use for a minute.
+            receiver.call("release")
+            receiver.kill()
+            receiver = start()
+            receiver.call("set", 3)
+            receiver.call("endpoint")
+            with pytest.raises(KvdockError, match="no peer is reached"):
+                sender.call("connect", old, 3.0)
+            self.check_nothing_came(receiver)
+
+    @pytest.mark.slow
+    def test_receivers_that_are_gone_leave_nothing_at_their_sender(self) -> None:
+        restarts = int(os.environ.get(RESTARTS, "8"))
+        held = []
+        with (
+            memory_file(1 << 16) as mine,
+            memory_file(1 << 16) as theirs,
+            PeerProcess(self.backend, mine, dict(self.settings)) as sender,
+        ):
+            for number in range(restarts):
+                with PeerProcess(self.backend, theirs, dict(self.settings)) as receiver:
+                    endpoint, base = receiver.call("endpoint")
+                    sender.call("connect", endpoint)
+                    sent = sender.call("send", [0], [base], [10], 30.0, number)
+                    assert sent[0] == [Outcome.OK]
+                held.append(sender.call("holds"))
+        sys.stdout.write(f"\n{self.backend}: {held[0]} to {held[-1]}\n")
+        for first, last in zip(*np.array(held)[[2, -1]], strict=True):
+            assert last <= first + 3, f"descriptors and threads: {held}"
 
     @pytest.mark.slow
     def test_nothing_lands_after_a_withdrawal_under_a_stopped_sender(

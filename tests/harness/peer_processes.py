@@ -16,14 +16,15 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from kvdock import AttachConfig, Batch, Block
 from kvdock.config import structure
@@ -75,6 +76,7 @@ class Side:
     def __init__(
         self, backend: str, memory: Memory, settings: dict[str, object]
     ) -> None:
+        self.backend = backend
         self.plugin = importlib.import_module(f"kvdock_{backend}.plugin")
         library = importlib.import_module(f"kvdock_{backend}.peers")
         found = structure(
@@ -98,6 +100,12 @@ class Side:
     def withdraw(self) -> bool:
         """Close the endpoint."""
         return bool(self.handle.peers.withdraw())
+
+    def give_ports_back(self) -> None:
+        """Let another endpoint have the ports of one that was withdrawn."""
+        module = {"nixl": "ucx_agent", "mooncake": "peer_engine"}[self.backend]
+        library = importlib.import_module(f"kvdock_{self.backend}.{module}")
+        library.BOUND.give_back()
 
     def connect(self, endpoint: bytes, within_s: float = 20.0) -> int:
         """Connect to a peer; return its number."""
@@ -176,6 +184,11 @@ class Side:
         counts = importlib.import_module("kvdock_nixl.byte_counts")
         return int(counts.MOVED.read()[counts.Way.NIXL_SEND])
 
+    def holds(self) -> tuple[int, int]:
+        """Return how many descriptors and threads this process has."""
+        of_this = Path("/proc/self")
+        return len([*(of_this / "fd").iterdir()]), len([*(of_this / "task").iterdir()])
+
     def copy(self, source: Any, target: Any, sizes: Any) -> float:
         """Copy rows within this memory; return how many seconds it took."""
         base, began = address(self.memory), time.perf_counter()
@@ -213,6 +226,7 @@ class PeerProcess:
         path: File of the memory.
         settings: Of the plugin.
         kind: What the process makes of these.
+        environment: Variables that it has besides those of this one.
     """
 
     def __init__(
@@ -221,6 +235,7 @@ class PeerProcess:
         path: str,
         settings: dict[str, object],
         kind: Callable[..., Any] = Side,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.link, theirs = context.Pipe()
@@ -228,7 +243,10 @@ class PeerProcess:
         self.process = context.Process(
             target=serve, args=(theirs, backend, path, settings, kind), daemon=True
         )
-        self.process.start()
+        with pytest.MonkeyPatch.context() as patched:
+            for name, value in environment.items():
+                patched.setenv(name, value)
+            self.process.start()
         theirs.close()
         self._answer()
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 
 _PROC = "/proc/self/fd"
@@ -57,15 +60,137 @@ def accept_nothing(ports: frozenset[int]) -> None:
 
     The socket stays open, so that the library behind it notices nothing.
     """
-    program = ctypes.create_string_buffer(_DROP, len(_DROP))
-    given = struct.pack("@HP", 1, ctypes.addressof(program))
     for one in own_tcp_sockets():
         with contextlib.suppress(OSError):
             if listens(one) and one.getsockname()[1] in ports:
-                one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
+                _deafen(one)
+
+
+def _deafen(one: socket.socket) -> None:
+    program = ctypes.create_string_buffer(_DROP, len(_DROP))
+    given = struct.pack("@HP", 1, ctypes.addressof(program))
+    one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
+
+
+_ESTABLISHED = 1
+"""The first byte of TCP_INFO, the state."""
+
+
+def connected_sockets() -> dict[int, int]:
+    """Return the inode and descriptor of each connection to another process."""
+    found: dict[int, int] = {}
+    ends, far = set(), {}
+    for name in os.listdir(_PROC) if os.path.isdir(_PROC) else ():  # noqa: PTH208, PTH112 - as above
+        with contextlib.suppress(OSError):
+            number = int(name)
+            inode = os.fstat(number).st_ino
+            if not _is_connected(number, inode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as twin:
+                ends.add(twin.getsockname())
+                far[inode] = twin.getpeername()
+            found[inode] = number
+    return {inode: number for inode, number in found.items() if far[inode] not in ends}
+
+
+def _is_connected(number: int, inode: int) -> bool:
+    """Return whether a descriptor is still this TCP socket, and connected."""
+    try:
+        if os.fstat(number).st_ino != inode or not os.readlink(  # noqa: PTH115 - as above
+            f"{_PROC}/{number}"
+        ).startswith("socket:"):
+            return False
+        with socket.socket(fileno=os.dup(number)) as twin:
+            if twin.type != socket.SOCK_STREAM or twin.family == socket.AF_UNIX:
+                return False
+            state = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+            return bool(state == _ESTABLISHED)
+    except OSError:
+        return False
+
+
+def any_connected(sockets: dict[int, int]) -> bool:
+    """Return whether any of some connections still has its other end."""
+    return any(_is_connected(number, inode) for inode, number in sockets.items())
 
 
 def accept_again(one: socket.socket) -> None:
     """Take connections on a socket that `accept_nothing` may have made deaf."""
     with contextlib.suppress(OSError):  # it was not
         one.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
+_BOUND_S = 600.0
+_MOST_BOUND = 128
+_ROUND_S = 1.0
+
+
+class BoundPorts:
+    """Ports that stay with this process when what listened there has ended.
+
+    Connections there are closed at once, on a thread: a caller that comes late with an
+    old address is told so, instead of reaching what was opened next. A port is given
+    back after ten minutes, or when 128 others have followed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until_s: dict[socket.socket, float] = {}
+
+    @contextlib.contextmanager
+    def keep(self, ports: frozenset[int]) -> Iterator[None]:
+        """Keep ports of this process; what listens there ends within the context.
+
+        Their sockets go on listening: the kernel lets no other one share the port of a
+        socket that listens, and has no such promise for one that is only bound.
+        """
+        twins = [
+            one.dup()
+            for one in own_tcp_sockets()
+            if listens(one) and one.getsockname()[1] in ports
+        ]
+        try:
+            yield
+        finally:
+            if twins:
+                self._add(twins)
+
+    def _add(self, sockets: list[socket.socket]) -> None:
+        with self._lock:
+            for one in sockets:
+                one.setblocking(False)
+            begins = not self._until_s
+            self._until_s |= dict.fromkeys(sockets, time.monotonic() + _BOUND_S)
+        if begins:
+            threading.Thread(
+                target=self._refuse, name="kvdock-bound", daemon=True
+            ).start()
+
+    def _refuse(self) -> None:
+        while sockets := self._current():
+            with select.epoll() as waiting:
+                known = {one.fileno(): one for one in sockets}
+                for number in known:
+                    waiting.register(number, select.EPOLLIN)
+                ready = [known[number] for number, _ in waiting.poll(_ROUND_S)]
+            for one in ready:
+                with contextlib.suppress(OSError):
+                    one.accept()[0].close()
+
+    def give_back(self) -> None:
+        """Give all ports back; what comes late may reach something else then."""
+        with self._lock:
+            for one in self._until_s:
+                one.close()
+            self._until_s.clear()
+
+    def _current(self) -> list[socket.socket]:
+        """Give back what has been bound for long enough; return the others."""
+        with self._lock:
+            over = len(self._until_s) - _MOST_BOUND
+            now_s = time.monotonic()
+            for number, (one, until_s) in enumerate([*self._until_s.items()]):
+                if number < over or until_s < now_s:
+                    one.close()
+                    del self._until_s[one]
+            return list(self._until_s)

@@ -66,12 +66,16 @@ class Receiver:
 
     Args:
         blocks: Where rows may land.
+        port: Where to listen; 0 for a free one.
+        token: What peers have to send; None for one that nobody had before.
     """
 
-    def __init__(self, blocks: tuple[Block, ...]) -> None:
+    def __init__(
+        self, blocks: tuple[Block, ...], port: int = 0, token: bytes | None = None
+    ) -> None:
         self._blocks = blocks
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._token = token or secrets.token_bytes(_TOKEN_BYTES)
+        self._listener = socket.create_server(("127.0.0.1", port))
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []

@@ -261,3 +261,26 @@ def test_a_file_without_keys_is_rejected(text: str, tmp_path: Path) -> None:
         MessageKeys(path)
     with pytest.raises(SettingsError, match="key_file"):
         MessageKeys(tmp_path / "none")
+
+
+def test_a_file_of_keys_that_is_away_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = keys_of(tmp_path / "keys", key())
+    (tmp_path / "keys").unlink()
+    body = b"a message"
+    for _ in range(50):
+        keys.check(keys.sign(body), body)
+    said = [one for one in caplog.messages if "not read again" in one]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [(0o600, 0), (0o640, 0), (0o644, 1)])
+def test_keys_that_others_can_read_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warnings: int
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(key())
+    path.chmod(mode)
+    MessageKeys(path)
+    assert len([one for one in caplog.messages if "chmod 600" in one]) == warnings

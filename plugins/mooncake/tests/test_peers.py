@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+import attrs
 import numpy as np
 import pytest
-from listening import listening
+from listening import free_range, listening
 from peer_contract import PeerContract, check_mutations, check_trial
 from peer_fuzz import Fuzz
 from peer_processes import connected, two_processes
 from peer_trials import Rank, pools_of
 
 from kvdock import Attachment, Dock, Namespace, Outcome, Region, Shard
+from kvdock.config import structure
 from kvdock.errors import KvdockError
 from kvdock_mooncake.library import Wheel
-from kvdock_mooncake.peer_engine import why_not
+from kvdock_mooncake.peer_engine import PeerAddress, PeerEngine, why_not
 from kvdock_mooncake.peers import MAX_ROWS, Connections
+from kvdock_mooncake.settings import MooncakeSettings
 
 # In the network of the other tests: the library keeps threads where it first began.
 pytestmark = [pytest.mark.mooncake, pytest.mark.usefixtures("library")]
@@ -28,6 +31,11 @@ LOCAL = MappingProxyType({"host": "127.0.0.1"})
 class TestMooncakePeers(PeerContract):
     backend = "mooncake"
     settings = LOCAL
+    restarts_within = 4  # the kernel keeps some of them for a minute
+
+    def within(self, endpoints: int) -> dict[str, str]:
+        low, high = free_range(2 * endpoints).split("-")
+        return {"MC_MIN_RPC_PORT": low, "MC_MAX_RPC_PORT": high}
 
 
 def test_calls_are_cut_by_rows_and_by_bytes() -> None:
@@ -39,6 +47,33 @@ def test_calls_are_cut_by_rows_and_by_bytes() -> None:
     large = np.array([100 << 20, 40 << 20, 20 << 20, 20 << 20, 1])
     found = [one.tolist() for one in Connections.parts_of(np.arange(5), large)]
     assert found == [[0], [1, 2], [3, 4]]
+
+
+def test_an_open_engine_writes_nothing_to_a_peer_with_another_nonce() -> None:
+    """The library connects again by itself, to whatever listens on the ports."""
+    settings = structure(MooncakeSettings, dict(LOCAL), where="tests")
+    memory = np.zeros((2, 4096), np.uint8)
+    memory[0] = 7
+    here, there = (int(row.ctypes.data) for row in memory)
+    sender = PeerEngine.open(settings, ((here, 4096),), listens=False)
+    receiver = PeerEngine.open(settings, ((there, 4096),), listens=True)
+    try:
+        offered = PeerAddress(
+            receiver.address, receiver.scratch_address, receiver.nonce
+        )
+        rows = np.array([here]), np.array([there]), np.array([4096])
+        assert sender.reach(offered)
+        for other in (
+            attrs.evolve(offered, nonce=bytes(16)),
+            attrs.evolve(offered, scratch=there),
+            attrs.evolve(offered, scratch=1 << 40),
+        ):
+            assert not sender.write(other, *rows)
+            assert not memory[1].any()
+        assert sender.write(offered, *rows)
+        assert (memory[1] == 7).all()
+    finally:
+        assert all(engine.close() for engine in (sender, receiver))
 
 
 def test_more_rows_than_the_library_takes_at_once_arrive() -> None:

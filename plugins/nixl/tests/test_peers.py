@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from listening import listening
+from listening import free_range, listening
 from peer_contract import PeerContract, check_mutations, check_trial
 from peer_fuzz import Fuzz
 from peer_processes import connected, two_processes
@@ -21,6 +21,10 @@ from kvdock_nixl.ucx_transports import FENCED_TRANSPORTS, is_fenced
 class TestNixlPeers(PeerContract):
     backend = "nixl"
     settings = MappingProxyType({"root": "/nowhere"})
+
+    def within(self, endpoints: int) -> dict[str, str]:
+        ports = free_range(endpoints)
+        return {"UCX_TCP_PORT_RANGE": ports, "UCX_NET_DEVICES": "lo"}
 
 
 @pytest.mark.parametrize("transports", [FENCED_TRANSPORTS, "tcp,self", "rc,tcp"])

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import pytest
 from object_server import Fault, ObjectServer
 
 from kvdock import KvdockError, Operation, Outcome
 from kvdock.config import CoreSettings, Deadlines
 from kvdock.config.core import BreakerSettings
+from kvdock_s3.outcomes import explain
 
 GET_S = 1.0
 SLACK_S = 0.5
@@ -238,3 +240,37 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(
     outcomes = mine.handle.run(mine.batch(Operation.DELETE, keys, 5.0)).outcomes
     assert outcomes[3] == Outcome.ERROR
     assert {*outcomes[:3], *outcomes[4:]} == {Outcome.OK}
+
+
+def test_a_certificate_that_is_not_accepted_is_called_that() -> None:
+    """As the client of obstore 0.12 says it of a server with its own certificate."""
+    said = """Generic S3 error: Error performing HEAD https://localhost:1/b/x in 2ms - \
+HTTP error: error sending request
+
+Debug source:
+Generic { source: HttpError { kind: Connect, source: hyper_util::client::legacy::Error(
+Connect, Custom { kind: InvalidData, error: InvalidCertificate(Other(OtherError(
+CaUsedAsEndEntity))) }) } }"""
+    failure = explain(RuntimeError(said))
+    assert failure.outcome is Outcome.UNAVAILABLE
+    assert "certificate is not accepted" in failure.sentence
+
+
+def test_a_damaged_object_that_may_not_be_deleted_is_replaced_by_the_next_put(
+    server: ObjectServer, engine: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    mine = engine()
+    assert set(mine.put()) == {Outcome.OK}
+    name = f"tests/{mine.key(3)}"
+    flipped = bytearray(server.objects[name].data)
+    flipped[100] ^= 1
+    server.objects[name] = attrs.evolve(server.objects[name], data=bytes(flipped))
+    server.fail(Fault.FORBIDDEN, "DELETE", "DELETEMANY")
+    assert mine.get()[3] != Outcome.OK
+
+    def healed() -> bool:
+        mine.memory[:] = mine.right
+        assert set(mine.put()) == {Outcome.OK}
+        return set(mine.get()) == {Outcome.OK}
+
+    eventually(healed)

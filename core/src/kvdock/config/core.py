@@ -184,8 +184,8 @@ class PeerSettings:
     verify: bool = option(
         True, help="Compare a digest of each page where it arrives; for TCP."
     )
-    senders: int = count(2, least=1, help="Requests that are sent at once.")
-    queue: int = count(64, least=1, help="Requests that wait to be sent.")
+    senders: int = count(2, least=1, help="Requests that are sent to a peer at once.")
+    queue: int = count(64, least=1, help="Requests that wait for a peer.")
     landing_bytes: int = size(
         64 << 20, help="Memory of each pool for pages whose slots are scattered."
     )

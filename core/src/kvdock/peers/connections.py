@@ -11,6 +11,8 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import attrs
@@ -20,6 +22,7 @@ from kvdock.batch import Batch, BatchResult, MemoryHold, Outcome
 from kvdock.errors import KvdockError
 from kvdock.geometry.address_ranges import AddressRanges
 from kvdock.geometry.peer_rows import send_rows
+from kvdock.own_sockets import any_connected, connected_sockets
 from kvdock.synchronization import ProcessGuard, remaining_s
 
 if TYPE_CHECKING:
@@ -125,18 +128,23 @@ class Connection(ABC, Generic[L]):
     _closed: bool = attrs.field(default=False, init=False)
     _pause_s: float = attrs.field(default=0.0, init=False)
     _not_before_s: float = attrs.field(default=0.0, init=False)
+    _sockets: dict[int, int] = attrs.field(factory=dict, init=False)
+    _opening: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
 
     @abstractmethod
     def reach(self, deadline_s: float) -> L:
         """Open a link: write a few bytes, and wait until they have arrived.
 
+        Not a byte before the peer has proved that it is the one whose endpoint this is:
+        its ports may belong to another one by now, and its addresses to anything.
+
         Raises:
             KvdockError: If the peer is not reached by the deadline.
         """
 
     def update(self, endpoint: Endpoint, memory: Pieces) -> None:
-        """Take note of a further pool, here and at the peer; with the lock held."""
+        """Take note of a further pool, here and at the peer; while nobody opens it."""
 
     def join(self, endpoint: Endpoint, memory: Pieces, deadline_s: float) -> None:
         """Connect for one more pool.
@@ -147,21 +155,42 @@ class Connection(ABC, Generic[L]):
         Raises:
             KvdockError: If the peer is not reached by then.
         """
-        with self._lock:
+        with self._turn(deadline_s) as mine:
+            if not mine:
+                raise KvdockError(f"no peer is reached as {self.peer} within its time")
             self.update(endpoint, memory)
             self._open(deadline_s)
 
+    @contextmanager
+    def _turn(self, deadline_s: float) -> Iterator[bool]:
+        """Wait until no other call opens it; yield whether that is so in time."""
+        mine = self._opening.acquire(timeout=remaining_s(deadline_s))
+        try:
+            yield mine
+        finally:
+            if mine:
+                self._opening.release()
+
     def _open(self, deadline_s: float) -> L:
-        if self.link is None:
-            try:
-                self.link = self.reach(deadline_s)
-            except KvdockError:
-                first_s, longest_s = self.pauses_s
-                self._pause_s = min(max(first_s, 2 * self._pause_s), longest_s)
-                self._not_before_s = time.monotonic() + self._pause_s
-                raise
-            self._pause_s = 0.0
-        return self.link
+        if self.link is not None:
+            return self.link
+        before = connected_sockets()
+        try:
+            link = self.reach(deadline_s)
+        except KvdockError:
+            first_s, longest_s = self.pauses_s
+            self._pause_s = min(max(first_s, 2 * self._pause_s), longest_s)
+            self._not_before_s = time.monotonic() + self._pause_s
+            raise
+        self._pause_s = 0.0
+        opened = connected_sockets()
+        self._sockets = {one: n for one, n in opened.items() if one not in before}
+        with self._lock:
+            if not self._closed:
+                self.link = link
+                return link
+        link.close()
+        raise KvdockError(f"the connection to {self.peer} was closed")
 
     def open_link(self, deadline_s: float) -> L | None:
         """Return the link, opened again if need be; None if it cannot be had now.
@@ -169,15 +198,23 @@ class Connection(ABC, Generic[L]):
         Raises:
             KvdockError: If the peer is not reached.
         """
-        if not self._lock.acquire(timeout=remaining_s(deadline_s)):
-            return None
-        try:
+        with self._turn(deadline_s) as mine:
+            if not mine:
+                return None
             resting = self._closed or time.monotonic() < self._not_before_s
             if self.link is not None or resting:
                 return self.link
             return self._open(deadline_s)
-        finally:
-            self._lock.release()
+
+    def end_if_gone(self) -> None:
+        """Destroy the link if its peer has ended, and nothing opens it meanwhile."""
+        gone = self.link is not None and self._sockets
+        if not gone or any_connected(self._sockets):
+            return
+        with self._lock:
+            link, self.link = self.link, None
+        if link is not None:
+            link.close(0.0)
 
     def lose(self, link: L) -> bool:
         """Destroy the link of a failed call; return whether it reads no memory now."""
@@ -389,6 +426,10 @@ class PeerConnections(ABC, Generic[L, C]):
             self.connections.add(connection)
             connection.users += 1
             memory = self._memory()
+            others = self.connections - {connection}
+        for other in others:
+            # Each holds a thread and some ten descriptors.
+            other.end_if_gone()
         try:
             connection.join(endpoint, memory, deadline_s)
         except BaseException:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hmac
-import logging
+import stat
 import threading
 from pathlib import Path
 
 from kvdock.errors import KvdockError, SettingsError
-
-log = logging.getLogger("kvdock")
+from kvdock.throttled_log import ThrottledLog
 
 MAC_BYTES = 32
 """Length of an HMAC-SHA256."""
 
 _LEAST_CHARACTERS = 32
 _MOST_KEYS = 16
+_OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP
+"""A group may read it: that is how a secret is mounted for several users."""
 
 
 class UnsignedError(KvdockError):
@@ -40,6 +41,7 @@ class MessageKeys:
         self._path = path
         self._lock = threading.Lock()
         self._read_at: tuple[int, int, int] | None = None
+        self._log = ThrottledLog()
         self._keys = self._read()
 
     def sign(self, body: bytes | memoryview) -> bytes:
@@ -63,7 +65,8 @@ class MessageKeys:
                     self._keys = self._read()
             except (OSError, SettingsError) as error:
                 # Until the file is whole again: an engine goes on with what it has.
-                log.warning("the keys for peers are not read again: %s", error)
+                what = f"the keys for peers are not read again: {error}"
+                self._log.warning("keys", what)
             return self._keys
 
     def _stamp(self) -> tuple[int, int, int]:
@@ -88,6 +91,12 @@ class MessageKeys:
                 f"core.peers.key_file {self._path} must hold 1 to {_MOST_KEYS} keys of "
                 f"at least {_LEAST_CHARACTERS} characters each",
                 fix="Make one with `openssl rand -hex 32`.",
+            )
+        if self._path.stat().st_mode & _OPEN_TO_OTHERS:
+            self._log.warning(
+                "mode",
+                f"core.peers.key_file {self._path} can be read or written by others: "
+                "whoever reads a key makes messages; run chmod 600 on it",
             )
         self._read_at = stamp
         return keys

@@ -21,8 +21,8 @@ from kvdock.peers.pool import check_names
 from kvdock.peers.send_future import RunningSend, SendFuture
 from kvdock.peers.tickets import TicketBook
 from kvdock.pools.enums import Per
-from kvdock.resilience.background_executor import BackgroundExecutor
-from kvdock.synchronization import check_deadline
+from kvdock.resilience.background_executor import BackgroundExecutor, Work
+from kvdock.synchronization import check_deadline, remaining_s
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
@@ -42,19 +42,25 @@ _MOST_ROWS = 1 << 16
 """Rows of a batch where the backend has no limit: an abort waits for its end."""
 
 
+_MOST_RECEIVERS = 64
+"""Receivers that stay connected; of more, those that were idle longest end."""
+_IDLE_RECEIVERS = 4
+"""Idle receivers whose threads are kept."""
+
+
 @attrs.define(eq=False)
 class _Peer:
     """One pool of a peer: its connection, and the calls that use it."""
 
-    process: str
     lock: threading.Lock = attrs.field(factory=threading.Lock)
+    connecting: threading.Lock = attrs.field(factory=threading.Lock)
     link: object = None
     _calls: dict[object, bool] = attrs.field(factory=dict)
 
     @property
     def busy(self) -> bool:
-        """Return whether any call uses the connection."""
-        return bool(self._calls)
+        """Return whether any call uses the connection, or opens it."""
+        return bool(self._calls) or self.connecting.locked()
 
     @property
     def hanging(self) -> bool:
@@ -79,6 +85,33 @@ class _Peer:
             self._calls.pop(call, None)
 
 
+@attrs.define(eq=False)
+class _Receiver:
+    """A process that is sent to: what waits for it, and its pools.
+
+    Each has threads of its own: one that does not answer holds up its own requests.
+
+    Args:
+        peers: By pool and endpoint.
+    """
+
+    peers: dict[tuple[str, bytes], _Peer] = attrs.field(factory=dict)
+    executor: BackgroundExecutor | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Return whether nothing is sent, nor waits to be."""
+        executor = self.executor
+        waiting = executor is not None and not executor.drain(time.monotonic())
+        return not waiting and not any(one.busy for one in self.peers.values())
+
+    def rest(self) -> None:
+        """End its threads; the next request makes others."""
+        executor, self.executor = self.executor, None
+        if executor is not None:
+            executor.close()
+
+
 class Sender:
     """All that an attachment sends."""
 
@@ -92,10 +125,10 @@ class Sender:
         self._pools = pools
         self._keys = keys
         self.tickets = TicketBook()
-        given = core.peers
-        self._executor = BackgroundExecutor("kvdock-send", given.senders, given.queue)
-        self._digests = ThreadPoolExecutor(given.senders, "kvdock-digest")
-        self._peers: dict[tuple[str, bytes], _Peer] = {}
+        self._digests = ThreadPoolExecutor(core.peers.senders, "kvdock-digest")
+        # In the order of their last requests.
+        self._receivers: dict[str, _Receiver] = {}
+        self._closed = False
         self._lock = threading.Lock()
 
     def send(
@@ -119,8 +152,50 @@ class Sender:
         own = {name: np.array(one, np.int64) for name, one in pages.items()}
         deadline_s = min(deadline_s, ticket.expires_s)
         future = RunningSend(ticket, tuple(ticket.pools), deadline_s, self._keys)
-        self._executor.submit(future, lambda _: self._run(future, offers, own))
+        self._submit(
+            ticket.epoch.process, future, lambda _: self._run(future, offers, own)
+        )
         return future
+
+    def _submit(self, process: str, future: RunningSend, work: Work) -> None:
+        ended: list[_Receiver] = []
+        with self._lock:
+            if self._closed:
+                future.reject(Outcome.UNAVAILABLE)
+                return
+            receiver = self._receivers.pop(process, None)
+            if receiver is None:
+                ended = self._make_room()
+                receiver = _Receiver()
+            self._receivers[process] = receiver
+            if receiver.executor is None:
+                given = self._core.peers
+                receiver.executor = BackgroundExecutor(
+                    "kvdock-send", given.senders, given.queue
+                )
+            receiver.executor.submit(future, work)
+        for one in ended:
+            self._disconnect(one.peers)
+
+    def _make_room(self) -> list[_Receiver]:
+        """Forget the receivers that were idle longest; return them, to disconnect."""
+        idle = [name for name, one in self._receivers.items() if one.idle]
+        for name in idle[: -_IDLE_RECEIVERS or None]:
+            self._receivers[name].rest()
+        over = max(0, len(self._receivers) + 1 - _MOST_RECEIVERS)
+        forgotten = [self._receivers.pop(name) for name in idle[:over]]
+        for one in forgotten:
+            one.rest()
+        return forgotten
+
+    def _disconnect(self, peers: Mapping[tuple[str, bytes], _Peer]) -> None:
+        for (pool, _), peer in peers.items():
+            with peer.lock:
+                link, peer.link = peer.link, None
+            if link is not None:
+                self._pools[pool].disconnect(
+                    link, self._core.deadlines.until("release")
+                )
 
     def _run(
         self,
@@ -217,10 +292,10 @@ class Sender:
             # One call that hangs is enough: each more would hold a thread.
             outcomes[:] = Outcome.UNAVAILABLE
             return outcomes, 0
-        with peer.lock:
-            if peer.link is None:
-                peer.link = pool.connect(offer.endpoint, future.deadline_s)
-            link = peer.link
+        link = _connect(pool, peer, offer.endpoint, future.deadline_s)
+        if link is None:
+            outcomes[:] = Outcome.TIMEOUT
+            return outcomes, 0
         sent = 0
         for start, stop in _batches(pool, rows, self._core.calls.batch_bytes):
             if future.aborted:
@@ -266,24 +341,23 @@ class Sender:
         return outcomes, answer.abandoned
 
     def _peer(self, pool: PeerPool, offer: Offer) -> _Peer:
-        key, process = (pool.name, offer.endpoint), offer.epoch.process
+        key = pool.name, offer.endpoint
         with self._lock:
-            found = self._peers.get(key)
+            # It was forgotten, if it has just hung for long.
+            receiver = self._receivers.setdefault(offer.epoch.process, _Receiver())
+            found = receiver.peers.get(key)
             if found is not None:
                 return found
             # Its process has withdrawn the endpoint that it had before.
-            old = [
-                one
-                for one, peer in self._peers.items()
-                if one[0] == pool.name and peer.process == process and not peer.busy
-            ]
-            ended = [self._peers.pop(one) for one in old]
-            found = self._peers[key] = _Peer(process)
-        for peer in ended:
-            with peer.lock:
-                link, peer.link = peer.link, None
-            if link is not None:
-                pool.disconnect(link, self._core.deadlines.until("release"))
+            old = {
+                one: peer
+                for one, peer in receiver.peers.items()
+                if one[0] == pool.name and not peer.busy
+            }
+            for one in old:
+                del receiver.peers[one]
+            found = receiver.peers[key] = _Peer()
+        self._disconnect(old)
         return found
 
     def _drop(
@@ -324,17 +398,36 @@ class Sender:
 
     def close(self, deadline_s: float) -> bool:
         """Reject new requests, end idle connections; return whether all have ended."""
-        self._executor.close()
-        drained = self._executor.drain(deadline_s)
-        joined = self._executor.join(deadline_s)
+        with self._lock:
+            self._closed = True
+            receivers, self._receivers = self._receivers, {}
+        executors = [one.executor for one in receivers.values() if one.executor]
+        for executor in executors:
+            executor.close()
+        drained = all(one.drain(deadline_s) for one in executors)
+        joined = all(one.join(deadline_s) for one in executors)
         if joined:
             self._digests.shutdown(wait=False)
-        with self._lock:
-            peers, self._peers = self._peers, {}
-        for (name, _), peer in peers.items():
-            if peer.link is not None and not peer.busy:
-                self._pools[name].disconnect(peer.link, deadline_s)
+        for receiver in receivers.values():
+            self._disconnect(
+                {key: peer for key, peer in receiver.peers.items() if not peer.busy}
+            )
         return drained and joined
+
+
+def _connect(pool: PeerPool, peer: _Peer, endpoint: bytes, deadline_s: float) -> object:
+    """Return the connection, opened if need be; None if another request tries in vain.
+
+    One call that hangs is enough: each more would hold a thread.
+    """
+    if not peer.connecting.acquire(timeout=remaining_s(deadline_s)):
+        return None
+    try:
+        if peer.link is None:
+            peer.link = pool.connect(endpoint, deadline_s)
+        return peer.link
+    finally:
+        peer.connecting.release()
 
 
 def _lacking(pool: PeerPool, pages: Int64Array, slots: Int64Array) -> BoolArray:

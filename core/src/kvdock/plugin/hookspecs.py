@@ -341,6 +341,11 @@ def kvdock_connect(handle: object, endpoint: bytes, deadline_s: float) -> object
 
     Called once per pool and peer; several batches use the connection at once.
 
+    Nothing may be written, here or later, unless the receiver of this very endpoint is
+    there: after `kvdock_withdraw`, or in a process that was restarted, another endpoint
+    may have the same address, and its memory belongs to other requests. That holds for
+    a connection that the library opens again by itself as well.
+
     Args:
         handle: The pool's handle on this side, whose memory is read.
         endpoint: What `kvdock_endpoint` returned there. It came over a network:
@@ -384,8 +389,8 @@ def kvdock_withdraw(handle: object) -> bool:
 
     Returns:
         Whether no byte of any peer can land in this pool's memory after this
-        returned. False where the library does not guarantee that: the slots then
-        stay held.
+        returned, of what has begun or of what an old endpoint begins. False where the
+        library does not guarantee that: the slots then stay held.
     """
     raise NotImplementedError
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from peer_reference import PeerHandle, Receiver
@@ -13,7 +14,11 @@ from kvdock.plugin.hookspecs import hookimpl
 from mutants.mutant import PeerMutant
 
 if TYPE_CHECKING:
+    from peer_reference import Peer
+    from reference import Handle
+
     from kvdock.arrays import Int64Array
+    from kvdock.batch import Batch
     from kvdock.geometry.region import Block
 
 
@@ -93,3 +98,40 @@ class FreedTooEarly(PeerMutant):
         """Close nothing."""
         del handle
         return True
+
+
+class WhoeverListens(PeerMutant):
+    """Takes whatever listens on a port for the one that was offered."""
+
+    image_of = "UCX connects to a port, and writes to addresses of another agent"
+    caught_by = "test_an_endpoint_of_before_a_withdrawal_reaches_no_later_one"
+    _port = 0
+
+    def receiver(self, blocks: tuple[Block, ...]) -> Receiver:
+        """Listen where the one before has listened, and ask for no proof."""
+        found = Receiver(blocks, self._port, token=b"anybody's token.")
+        _, self._port, _ = json.loads(found.endpoint)
+        return found
+
+
+class OpenedAgain(PeerMutant):
+    """Opens a connection that was lost again by itself."""
+
+    image_of = "a pooled connection that the library opens again, to another engine"
+    caught_by = "test_an_endpoint_of_before_a_withdrawal_reaches_no_later_one"
+    _last: Receiver | None = None
+
+    def receiver(self, blocks: tuple[Block, ...]) -> Receiver:
+        """Note what listens last."""
+        self._last = Receiver(blocks)
+        return self._last
+
+    def send(self, handle: Handle, peer: Peer, batch: Batch) -> Int64Array:
+        """Send rows to it if the connection is lost."""
+        try:
+            return super().send(handle, peer, batch)
+        except OSError:
+            assert self._last is not None
+            own, endpoint = cast("PeerHandle", handle), self._last.endpoint
+            again = self.kvdock_connect(own, endpoint, batch.deadline_s)
+            return super().send(handle, again, batch)

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import threading
+from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
 from kvdock.errors import KvdockError, PluginError
-from kvdock.own_sockets import accept_nothing, listening_ports
+from kvdock.own_sockets import BoundPorts, accept_nothing, listening_ports
 from kvdock_mooncake.connect import limit_patience, own_address, reject_fork
 from kvdock_mooncake.library import load
 from kvdock_mooncake.preconditions import check_transport
@@ -27,6 +30,8 @@ from kvdock_mooncake.shutdown import BACKGROUND_CALLS, STORES
 from kvdock_mooncake.teardown import PATIENCE_S, Teardown, end_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvdock.arrays import Int64Array
     from kvdock.peers.connections import Pieces
     from kvdock_mooncake.library import Wheel
@@ -36,16 +41,26 @@ SINCE = "0.3.13"
 """First release whose receiver confirms a write over TCP after it was applied. Earlier
 ones call it done when it has entered the sender's socket."""
 
+NONCE_BYTES = 16
+"""Bytes by which an engine is known."""
+
 PROBE_BYTES = 8
 """Bytes that a sender writes to find out whether a peer is reached."""
 
+BOUND = BoundPorts()
+"""The ports of receivers that were closed: no other engine listens where old tickets
+lead to."""
+
 _UNCONFIRMED = ("MC_TCP_PROTO", "1")
-_SCRATCH_BYTES = 64
+_READS = 254
+"""Nonces of peers that may be read at once."""
+_SCRATCH_BYTES = NONCE_BYTES * (2 + _READS)
+"""For its nonce, what peers write, and the nonces of peers."""
 _SCRATCH: list[Any] = []
 """The scratch of every engine of this process: no address is used a second time, so
 that a peer of an engine that was closed does not reach the next one on its port."""
-_LIBRARY_PORTS = range(15000, 17001)
-"""Where the library listens by default."""
+_LOWEST_PORT, _HIGHEST_PORT = ("MC_MIN_RPC_PORT", 15000), ("MC_MAX_RPC_PORT", 17000)
+"""Where the library listens: its variables, and what they are by default."""
 _STARTING = threading.Lock()
 _METADATA = "P2PHANDSHAKE"
 """Endpoints have addresses, so no server of metadata is needed. The library would speak
@@ -65,12 +80,27 @@ def why_not(wheel: Wheel) -> str:
     return ""
 
 
+@attrs.frozen
+class PeerAddress:
+    """How the engine of a peer is reached and known.
+
+    Args:
+        address: "host:port".
+        scratch: Address of its nonce, and of a few bytes behind it.
+        nonce: What its scratch begins with.
+    """
+
+    address: str
+    scratch: int
+    nonce: bytes
+
+
 class EngineClosed(Exception):  # noqa: N818 - handled by callers of `write`
     """The engine makes no call: it is closed, or in a forked child."""
 
 
-def _start(settings: MooncakeSettings, *, listens: bool) -> Any:  # noqa: ANN401 - the library's own class
-    """Return an engine that is set up."""
+def _start(settings: MooncakeSettings, *, listens: bool) -> tuple[Any, frozenset[int]]:
+    """Return an engine that is set up, and the ports on which it listens."""
     raw = importlib.import_module("mooncake.engine").TransferEngine()
     with _STARTING:
         before, stores = listening_ports(), STORES.setups
@@ -84,11 +114,20 @@ def _start(settings: MooncakeSettings, *, listens: bool) -> Any:  # noqa: ANN401
             f"the Mooncake library starts no transfer engine: {status}",
             fix="Look at the library's lines on standard error.",
         )
+    # Its second port is told by no call, only by when it was opened.
+    data = {port for port in opened if alone and port in _library_ports()}
+    ports = frozenset((*data, int(raw.get_rpc_port())))
     if not listens and settings.protocol is Protocol.TCP:
-        # Its second port is told by no call, only by when it was opened.
-        data = {port for port in opened if alone and port in _LIBRARY_PORTS}
-        accept_nothing(frozenset((*data, int(raw.get_rpc_port()))))
-    return raw
+        accept_nothing(ports)
+    return raw, ports
+
+
+def _library_ports() -> range:
+    lowest, highest = (
+        int(os.environ.get(name) or usual)
+        for name, usual in (_LOWEST_PORT, _HIGHEST_PORT)
+    )
+    return range(lowest, highest + 1)
 
 
 @attrs.define(eq=False)
@@ -98,12 +137,16 @@ class PeerEngine:
     Args:
         address: Where peers reach it, "host:port".
         memory: Address and size of each piece that it has registered.
+        nonce: What its scratch begins with.
     """
 
     address: str
     memory: Pieces
+    nonce: bytes
     _raw: Any
     _scratch: Any
+    _ports: frozenset[int]
+    _reads: Iterator[int] = attrs.field(factory=count, init=False)
     _pid: int = attrs.field(factory=os.getpid, init=False)
     _calls: int = attrs.field(default=0, init=False)
     _closed: bool = attrs.field(default=False, init=False)
@@ -125,10 +168,12 @@ class PeerEngine:
         library = load()
         if reason := why_not(library.wheel):
             raise PluginError(reason, fix=f"Use {SINCE} or newer, and unset it.")
-        raw = _start(settings, listens=listens)
+        raw, ports = _start(settings, listens=listens)
         host = own_address(settings)
         host = f"[{host}]" if ":" in host else host
+        nonce = secrets.token_bytes(NONCE_BYTES)
         scratch = np.zeros(_SCRATCH_BYTES, np.uint8)
+        scratch[:NONCE_BYTES] = np.frombuffer(nonce, np.uint8)
         _SCRATCH.append(scratch)
         addresses = [address for address, _ in memory]
         sizes = [nbytes for _, nbytes in memory]
@@ -144,24 +189,35 @@ class PeerEngine:
                 fix="Look at the library's lines on standard error.",
             )
         STORES.add(raw)
-        return cls(f"{host}:{raw.get_rpc_port()}", memory, raw, scratch)
+        bound = ports if listens else frozenset[int]()
+        address = f"{host}:{raw.get_rpc_port()}"
+        return cls(address, memory, nonce, raw, scratch, bound)
 
     @property
     def scratch_address(self) -> int:
-        """A few bytes that any peer may write to."""
+        """Its nonce, which peers read, and a few bytes that they may write to."""
         return int(self._scratch.ctypes.data)
 
     def write(
-        self, peer: str, local: Int64Array, remote: Int64Array, sizes: Int64Array
+        self,
+        peer: PeerAddress,
+        local: Int64Array,
+        remote: Int64Array,
+        sizes: Int64Array,
     ) -> bool:
         """Write rows into a peer's memory; return whether all are there.
+
+        The library connects again by itself to whatever listens on the peer's ports.
+        So its nonce is read first, by the same engine: nothing is written unless the
+        peer is the one that was offered. A read beyond what an engine has registered
+        is refused there.
 
         Blocks for as long as the library does: with the timeouts that the plugin
         sets, some 3 s under a peer that is frozen. If it returns False, an unknown
         part was written and the rest may still be under way until `close`.
 
         Args:
-            peer: The address of the peer's engine.
+            peer: The peer's engine.
             local: int64 (n,), addresses here.
             remote: int64 (n,), addresses there.
             sizes: int64 (n,), bytes.
@@ -169,6 +225,26 @@ class PeerEngine:
         Raises:
             EngineClosed: If no call may be made.
         """
+        with self._calling() as raw:
+            if not self._is(raw, peer):
+                return False
+            lists = local.tolist(), remote.tolist(), sizes.tolist()
+            return not raw.batch_transfer_sync_write(peer.address, *lists)
+
+    def _is(self, raw: Any, peer: PeerAddress) -> bool:  # noqa: ANN401 - the library's own class
+        """Return whether the peer's scratch holds its nonce."""
+        # Another place for each call, as several may run.
+        place = NONCE_BYTES * (2 + next(self._reads) % _READS)
+        read = self._scratch[place : place + NONCE_BYTES]
+        read[:] = 0
+        status = raw.batch_transfer_sync_read(
+            peer.address, [int(read.ctypes.data)], [peer.scratch], [NONCE_BYTES]
+        )
+        return not status and read.tobytes() == peer.nonce
+
+    @contextmanager
+    def _calling(self) -> Iterator[Any]:
+        """Yield the library's engine, which is not destroyed meanwhile."""
         if os.getpid() != self._pid or not BACKGROUND_CALLS.begin():
             raise EngineClosed
         try:
@@ -177,18 +253,16 @@ class PeerEngine:
                     raise EngineClosed
                 self._calls += 1
             try:
-                status = self._raw.batch_transfer_sync_write(
-                    peer, local.tolist(), remote.tolist(), sizes.tolist()
-                )
-                return not status
+                yield self._raw
             finally:
                 self._leave()
         finally:
             BACKGROUND_CALLS.finish()
 
-    def reach(self, peer: str, scratch: int) -> bool:
+    def reach(self, peer: PeerAddress) -> bool:
         """Write a few bytes to a peer's scratch; return whether they arrived."""
-        here, there = np.array([self.scratch_address]), np.array([scratch])
+        here = np.array([self.scratch_address + NONCE_BYTES])
+        there = np.array([peer.scratch + NONCE_BYTES])
         return self.write(peer, here, there, np.array([PROBE_BYTES]))
 
     def _leave(self) -> None:
@@ -217,5 +291,5 @@ class PeerEngine:
 
     def _begin_teardown(self) -> None:
         if self._teardown is None:
-            self._teardown = end_engine(self._raw)
+            self._teardown = end_engine(self._raw, BOUND.keep(self._ports))
             self._raw = None

@@ -25,7 +25,7 @@ from kvdock.peers.connections import (
 )
 from kvdock.resilience import run_within
 from kvdock_mooncake.inflight import InFlightLimit
-from kvdock_mooncake.peer_engine import EngineClosed, PeerEngine
+from kvdock_mooncake.peer_engine import EngineClosed, PeerAddress, PeerEngine
 from kvdock_mooncake.settings import split_address
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class EngineConnection(Connection[PeerEngine]):
     """The way to one pool of another process, by its engine's "host:port".
 
     Args:
-        scratch: Address of a few bytes that any peer may write to.
+        target: The same, with what proves that it is the one that was offered.
     """
 
     pauses_s = (1.0, 16.0)
 
     shared: Connections = attrs.field(repr=False)
-    scratch: int
+    target: PeerAddress
     in_flight: InFlightLimit = attrs.field(init=False)
 
     @in_flight.default
@@ -71,7 +71,7 @@ class EngineConnection(Connection[PeerEngine]):
             if _listens(self.peer, deadline_s):
                 engine = PeerEngine.open(settings, memory, listens=False)
                 try:
-                    if engine.reach(self.peer, self.scratch):
+                    if engine.reach(self.target):
                         return engine
                 except EngineClosed:
                     pass
@@ -103,7 +103,7 @@ class Connections(PeerConnections[PeerEngine, EngineConnection]):
 
     backend = "mooncake"
     library = "Mooncake"
-    endpoint_names = 2
+    endpoint_names = 3
 
     settings: MooncakeSettings
 
@@ -119,13 +119,14 @@ class Connections(PeerConnections[PeerEngine, EngineConnection]):
         return run_within(deadline_s, start, what, PeerEngine.close)
 
     def describe(self, receiver: PeerEngine, memory: Pieces) -> Endpoint:
-        """Name the engine's address and its transport."""
-        names = (receiver.address, self.settings.protocol.value)
+        """Name the engine's address, its transport and its nonce."""
+        protocol = self.settings.protocol.value
+        names = (receiver.address, protocol, receiver.nonce.hex())
         return Endpoint(names, receiver.scratch_address, memory)
 
     def connection_to(self, endpoint: Endpoint) -> EngineConnection:
         """Return a connection of this pool's own."""
-        address, protocol = endpoint.names
+        address, protocol, nonce = endpoint.names
         split_address(address)
         if protocol != self.settings.protocol:
             raise KvdockError(
@@ -133,7 +134,11 @@ class Connections(PeerConnections[PeerEngine, EngineConnection]):
                 f"{self.settings.protocol}",
                 fix="Set the same `protocol` on both sides.",
             )
-        return EngineConnection(address, self, endpoint.scratch)
+        try:
+            target = PeerAddress(address, endpoint.scratch, bytes.fromhex(nonce))
+        except ValueError as error:
+            raise KvdockError(f"the endpoint of {address} has no nonce") from error
+        return EngineConnection(address, self, target)
 
     @staticmethod
     def parts_of(rows: Int64Array, sizes: Int64Array) -> Iterator[Int64Array]:
@@ -159,7 +164,7 @@ class Connections(PeerConnections[PeerEngine, EngineConnection]):
         if not connection.in_flight.enter(rows, deadline_s):
             return Outcome.TIMEOUT
         try:
-            if link.write(connection.peer, *table):
+            if link.write(connection.target, *table):
                 return Outcome.OK
         except EngineClosed:
             return Outcome.UNAVAILABLE

@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -138,8 +139,11 @@ class Teardown:
             pause_s = min(2 * pause_s, _LONGEST_ROUND_S)
 
 
-def end_engine(engine: Any) -> Teardown:  # noqa: ANN401 - the library's own class
-    """Begin to end a TransferEngine that makes no call.
+def end_engine(
+    engine: Any,  # noqa: ANN401 - the library's own class
+    around: AbstractContextManager[None] | None = None,
+) -> Teardown:
+    """Begin to end a TransferEngine that makes no call, within a context.
 
     The caller drops its references to it.
     """
@@ -148,10 +152,11 @@ def end_engine(engine: Any) -> Teardown:  # noqa: ANN401 - the library's own cla
     held = [engine]
 
     def work() -> int:
-        last = held.pop()
-        status = free(last.get_engine_ptr()) if free else 0
-        STORES.discard(last)
-        del last
+        with around or contextlib.nullcontext():
+            last = held.pop()
+            status = free(last.get_engine_ptr()) if free else 0
+            STORES.discard(last)
+            del last
         return status
 
     return Teardown(work, ports).start()

@@ -8,19 +8,20 @@ pause of 1 ms, measured with 1.5.1).
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvdock.errors import KvdockError
-from kvdock.own_sockets import accept_nothing, listening_ports
+from kvdock.own_sockets import BoundPorts, accept_nothing, listening_ports
 from kvdock.peers.connections import TransferLost
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.ucx_transports import is_fenced
@@ -36,6 +37,9 @@ PROBE_BYTES = 8
 
 _UCX = "UCX"
 _TRANSPORTS = "UCX_TLS"
+_SYN_RETRIES = "UCX_TCP_SYN_CNT"
+"""UCX connects on the thread of the caller, for 134 s to a host that does not answer;
+with 2 retries for 7 s."""
 _PAUSE_US = 1000
 _SCRATCH_BYTES = 64
 _EAGER_S = 0.05
@@ -45,24 +49,40 @@ _LEAVE_S = 2.0
 _LAST_REFERENCES = 3
 """Counted by `sys.getrefcount` in `close`: the field, a variable, the argument."""
 
+_HELLO = b"kvdock?"
+"""Begins a sender's question; 16 random bytes and its metadata follow. The receiver
+returns the bytes, in a notification that carries its name."""
+_CHALLENGE_BYTES = 16
+_ANSWER_PAUSE_S = 0.01
+"""How often a receiver looks for questions: a sender asks once for each link."""
+_ASK_AGAIN_S = 0.5
+_MOST_SENDERS = 1024
+"""Senders that a receiver knows; beyond that the oldest has to open its link again."""
+
 _ENVIRONMENT = threading.Lock()
+BOUND = BoundPorts()
+"""The ports of receivers that were closed: no other agent listens where old tickets
+lead to."""
 _ABANDONED: list[UcxAgent] = []
 """Agents with calls that have not ended: destroying one would be unsafe."""
 
 
 @contextmanager
-def _variable(transports: str) -> Iterator[None]:
-    """Give UCX its transports, which it reads when a backend is made."""
+def _variables(transports: str) -> Iterator[None]:
+    """Give UCX its settings, which it reads when a backend is made."""
     with _ENVIRONMENT:
-        before = os.environ.get(_TRANSPORTS)
+        names = (_TRANSPORTS, _SYN_RETRIES)
+        before = {name: os.environ.get(name) for name in names}
         os.environ[_TRANSPORTS] = transports
+        os.environ.setdefault(_SYN_RETRIES, "2")
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[_TRANSPORTS]
-            else:
-                os.environ[_TRANSPORTS] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 class UcxAgent:
@@ -86,6 +106,7 @@ class UcxAgent:
         self._errors = library.errors
         self._native = native
         self.name = f"kvdock-{secrets.token_hex(8)}"
+        self._listens = listens
         # What a peer has begun may land after this agent's end.
         self._open_end = listens and not is_fenced(transports)
         config = native.nixlAgentConfig()
@@ -99,7 +120,7 @@ class UcxAgent:
         try:
             self._raw = native.nixlAgent(self.name, config)
             parameters, _ = self._raw.getPluginParams(_UCX)
-            with _variable(transports):
+            with _variables(transports):
                 before = listening_ports()
                 self._backend = self._raw.createBackend(_UCX, parameters)
                 opened = listening_ports() - before
@@ -115,9 +136,19 @@ class UcxAgent:
         self._calls = 0
         self._closed = False
         self._lock = threading.Condition()
-        if not listens:
-            accept_nothing(self._own(opened))
+        self._ports = self._own(opened)
+        self._senders: dict[str, None] = {}
         self.register([(self.scratch_address, self._scratch.nbytes)])
+        if not listens:
+            accept_nothing(self._ports)
+            return
+        self._calls += 1
+        self._answering = threading.Thread(
+            target=self._answer, name="kvdock-answer", daemon=True
+        )
+        self._answering.start()
+        # A thread that is within the library when the interpreter ends aborts it.
+        atexit.register(self._stop_answering)
 
     def _own(self, opened: frozenset[int]) -> frozenset[int]:
         """Return those of some ports that are in the address of this agent.
@@ -182,6 +213,12 @@ class UcxAgent:
             TransferLost: If an unknown part was written; the caller ends the
                 connection, and until then the rest may be under way.
         """
+        with self._calling():
+            self._write(peer, table, deadline_s)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Count a call: the agent is not destroyed under it."""
         if os.getpid() != self._pid:
             raise TransferLost("this process was forked after NIXL was set up")
         with self._lock:
@@ -189,11 +226,73 @@ class UcxAgent:
                 raise TransferLost("the agent is closed")
             self._calls += 1
         try:
-            self._write(peer, table, deadline_s)
+            yield
         finally:
-            with self._lock:
-                self._calls -= 1
-                self._lock.notify_all()
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            self._lock.notify_all()
+
+    def _ask(self, peer: str, deadline_s: float) -> None:
+        """Wait until the peer has answered over the connection that is used for rows.
+
+        No other way leads back: this agent takes no connection.
+        """
+        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+        message = _HELLO + challenge + self.metadata()
+        raw, again_s = self._raw, 0.0
+        try:
+            while not (answers := raw.getNotifs({}, [self._backend])):
+                now_s = time.monotonic()
+                if self._closed or now_s >= deadline_s:
+                    raise TransferLost("it did not answer in time")
+                if now_s >= again_s:
+                    # That a connection has failed is said by the next message alone.
+                    raw.genNotif(peer, message, [self._backend])
+                    message, again_s = b"", now_s + _ASK_AGAIN_S
+                time.sleep(_PAUSE_S)
+        except self._errors as error:
+            raise TransferLost(str(error)) from error
+        if challenge not in answers.get(peer, ()):
+            raise TransferLost("another agent listens on its port")
+
+    def _answer(self) -> None:
+        """Answer the questions of senders, on a thread, until the agent is to end."""
+        try:
+            while not self._closed:
+                for questions in self._notifications().values():
+                    for question in questions:
+                        if question.startswith(_HELLO):
+                            self._reply(question[len(_HELLO) :])
+                time.sleep(_ANSWER_PAUSE_S)
+        finally:
+            self._leave()
+
+    def _stop_answering(self) -> None:
+        self.end()
+        self._answering.join(_LEAVE_S)
+
+    def _notifications(self) -> dict[str, list[bytes]]:
+        with suppress(*self._errors):
+            return dict(self._raw.getNotifs({}, [self._backend]))
+        return {}
+
+    def _reply(self, question: bytes) -> None:
+        challenge, metadata = (
+            question[:_CHALLENGE_BYTES],
+            question[_CHALLENGE_BYTES:],
+        )
+        # What is no question of an agent, or came from one that is gone by now.
+        with suppress(*self._errors, UnicodeDecodeError):
+            sender = self._raw.loadRemoteMD(metadata).decode()
+            self._senders[sender] = None
+            self._raw.genNotif(sender, challenge, [self._backend])
+            if len(self._senders) > _MOST_SENDERS:
+                oldest = next(iter(self._senders))
+                del self._senders[oldest]
+                self._raw.invalidateRemoteMD(oldest)
 
     def _write(self, peer: str, table: Int64Array, deadline_s: float) -> None:
         raw, native = self._raw, self._native
@@ -236,7 +335,14 @@ class UcxAgent:
         MOVED.add(Way.NIXL_SEND, counted)
 
     def reach(self, peer: str, scratch: int, deadline_s: float) -> None:
-        """Write a few bytes to a peer's scratch, and wait until they arrived."""
+        """Write a few bytes to a peer's scratch, and wait until they arrived.
+
+        Not before the peer has answered: UCX connects to whatever listens on a port,
+        and writes to addresses that mean something in one process alone. A write to
+        the scratch of an agent that was gone has ended the process on its port.
+        """
+        with self._calling():
+            self._ask(peer, deadline_s)
         table = np.array([[self.scratch_address], [scratch], [PROBE_BYTES]], np.int64)
         self.write(peer, table, deadline_s)
 
@@ -264,5 +370,7 @@ class UcxAgent:
                 return False
             self._known.clear()
             self._raw = None
-            del raw
+            atexit.unregister(self._stop_answering)
+            with BOUND.keep(self._ports) if self._listens else nullcontext():
+                del raw
         return not self._open_end

@@ -8,14 +8,11 @@ Source: obstore 0.12, obstore.exceptions.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 import attrs
 
 from kvdock import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -96,19 +93,22 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
     return found[1] if found else ""
 
 
-_CAUSES: Sequence[str] = (
-    "Connection refused",
-    "failed to lookup address",
-    "certificate",
-    "InvalidContentType",
+_CAUSES = MappingProxyType(
+    {
+        "Connection refused": "Connection refused",
+        "failed to lookup address": "failed to lookup address",
+        "InvalidCertificate": "the server's certificate is not accepted",
+        "InvalidContentType": "InvalidContentType",
+    }
 )
+"""What the client says of a connection that fails, and what that means."""
 
 
 def _sentence(text: str, *, unreachable: bool) -> str:
     """Cut the client's message to what a person reads; it holds no secret."""
     # Behind this follows the structure of the error, over many lines.
     brief = " ".join(text.partition("\n\nDebug source")[0].split())
-    cause = next((word for word in _CAUSES if word in text), "")
+    cause = next((why for word, why in _CAUSES.items() if word in text), "")
     if unreachable:
         return f"no connection ({cause or 'no answer in time'})"
     return _CLIENTS_WORDS.sub("", brief)[:_MAX_CHARS].rstrip(".")

@@ -237,6 +237,10 @@ class _Rows:
         )
         if self.outcomes[row] == Outcome.OK:
             self.unfit.discard(self.keys[row])
+        else:
+            # What was to go has other bytes than its name says: the next put, which
+            # would keep what is there, replaces it.
+            self._mark_unfit(self.keys[row])
 
     def _end(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -35,9 +35,9 @@ class Pair:
     far: Setup
     peers: list[object] = attrs.field(factory=list)
 
-    def connect(self) -> None:
-        """Connect the first pool to the second one's endpoint."""
-        endpoint = self.far.backend.endpoint(self.far.handle)
+    def connect(self, endpoint: bytes = b"") -> None:
+        """Connect the first pool to an endpoint, that of the second one by default."""
+        endpoint = endpoint or self.far.backend.endpoint(self.far.handle)
         deadline_s = self.near.until(_CONNECT_S)
         self.peers.append(
             self.near.backend.connect(self.near.handle, endpoint, deadline_s)
@@ -170,6 +170,34 @@ class PeerTests:
             outcomes = pair.send(np.array([near]), np.array([far]), np.array([8]))
             assert (outcomes == Outcome.OK).all()
             assert (target[:8] == source[:8]).all()
+
+    @contract_test(claimed("peers"), proves="peers")
+    def test_an_endpoint_of_before_a_withdrawal_reaches_no_later_one(
+        self, harness: Harness
+    ) -> None:
+        with paired(harness) as pair:
+            if "kvdock_withdraw" not in pair.far.backend.plugin.implemented:
+                pytest.skip("it has no kvdock_withdraw")
+            near, _ = block_of(pair.near)
+            far, target = block_of(pair.far)
+            rows = np.array([near]), np.array([far]), np.array([8])
+            old = pair.far.backend.endpoint(pair.far.handle)
+            if not pair.far.backend.withdraw(pair.far.handle):
+                pytest.skip("it does not say that nothing lands afterwards")
+            # From here on its pages are another request's, and so is the endpoint.
+            target[:] = 3
+            pair.far.backend.endpoint(pair.far.handle)
+            found = [pair.send(*rows)]
+            with suppress(KvdockError):
+                pair.connect(old)
+                found.append(pair.send(*rows))
+            assert all((one != Outcome.OK).all() for one in found), (
+                "a row for an endpoint that was withdrawn went to the next one"
+            )
+            until_s = time.monotonic() + _LATE_S
+            while time.monotonic() < until_s:
+                assert (target == 3).all(), "bytes landed in pages given to others"
+                time.sleep(0.01)
 
     @contract_test(claimed("peers"))
     def test_a_peer_that_is_gone_is_not_ok_and_not_waited_for(
