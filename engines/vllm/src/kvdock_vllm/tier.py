@@ -145,12 +145,16 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._attachment: Attachment | None = None
         handover.tier = self
 
+    @property
+    def row_count(self) -> int:
+        """Rows of host memory."""
+        return self._rows.nbytes // int(self._spec.kv_bytes_per_chunk)
+
     def check_rows(self, scheduler: Any, step_tokens: int) -> None:  # noqa: ANN401 - vLLM's OffloadingConnectorScheduler
         """Reject host memory that cannot take what one step stores."""
         row_bytes = int(self._spec.kv_bytes_per_chunk)
-        rows = self._rows.nbytes // row_bytes
         groups = scheduler.config.kv_group_configs
-        check_rows(groups, rows, row_bytes, step_tokens)
+        check_rows(groups, self.row_count, row_bytes, step_tokens)
 
     def open(self, identity: Identity) -> None:
         """Attach storage; called once, when the workers have reported.
