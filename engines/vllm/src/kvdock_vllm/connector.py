@@ -187,7 +187,9 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         self._lookups = Lookups(self.connector_scheduler, tier)
         if tier.attached.pays.decides:
             self._loads = LoadDecisions(self._lookups, tier)
-        self._memory = HostMemory(self._lookups, tier.row_count, self._patience_s)
+        self._memory = HostMemory(
+            self._lookups, tier.row_count, self._patience_s, tier.attached.notify
+        )
         manager = self.connector_scheduler.manager
         prepare_store = manager.prepare_store
 

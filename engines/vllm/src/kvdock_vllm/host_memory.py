@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kvdock.events import HostMemoryShared
 from kvdock_vllm.lookups import lower_limit
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Load:
         found: Tokens that could be loaded beyond them.
         tokens: Tokens that are loaded.
         limit: The `max_load_tokens` for that; None where all is loaded.
+        needed: Rows that all that was found would take.
         pages: Pages that take rows of host memory meanwhile.
         asked: The last step in which vLLM has asked for it.
         since_s: Since when it waits for rows; None while it does not.
@@ -49,6 +51,7 @@ class Load:
     found: int
     tokens: int
     limit: int | None
+    needed: int
     pages: Collection[Any]
     asked: int = 0
     since_s: float | None = None
@@ -81,6 +84,7 @@ class HostMemory:
     _lookups: Lookups
     _rows: int
     _wait_s: Callable[[int, int], float]
+    _notify: Callable[[HostMemoryShared], None]
     _clock: Callable[[], float] = time.monotonic
     _loads: dict[str, Load] = attrs.field(factory=dict)
     _reserved: Counter[Any] = attrs.field(factory=Counter)
@@ -112,10 +116,26 @@ class HostMemory:
                 ):
                     return False
             self._take_rows(load)
+            self._tell(name, load)
         load.offered = not load.unpinned
         if load.limit is not None:
             lower_limit(state, load.limit)
         return True
+
+    def _tell(self, request: str, load: Load) -> None:
+        computed = load.found - load.tokens
+        if computed or load.since_s is not None:
+            waited_s = 0.0 if load.since_s is None else self._clock() - load.since_s
+            self._notify(
+                HostMemoryShared(
+                    request=request,
+                    rows=self._rows,
+                    pages=load.needed,
+                    waited_s=waited_s,
+                    computed_tokens=computed,
+                )
+            )
+        load.since_s = None
 
     def load_nothing(self, name: str) -> None:
         """Compute a request: vLLM has found nothing of it, or it has lost its pages."""
@@ -179,7 +199,9 @@ class HostMemory:
         if tokens is None or pages is None:
             return None
         computed = state.num_locally_computed_tokens
-        load = Load(state.req_context, computed, tokens, tokens, None, pages)
+        load = Load(
+            state.req_context, computed, tokens, tokens, None, len(pages), pages
+        )
         load.since_s = None if before is None else before.since_s
         if len(pages) > self._rows and not self._shorten(
             load, state, most, self._rows, len

@@ -131,3 +131,25 @@ def test_stored_prompts_that_do_not_fit_host_memory_are_loaded_once(
         come_back(lives, tmp_path, asked, **more), least, strict=True
     ):
         back.check(restored)
+
+
+FAMILIES = {
+    "swa": (Row(72, 1, 0.9), Row(16, 8, 0.9)),
+    # Its windows are stored where prompts end, so a beginning of one is not restored.
+    "swa_full": (Row(72, 1, 0), Row(30, 4, 0.9)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_kinds_of_groups_are_counted_as_vllm_loads_them(
+    lives: Lives, tmp_path: Path, family: str
+) -> None:
+    rows = FAMILIES[family]
+    asked = [
+        {"prompts": row.prompts(1 + 20 * number, BLOCK)}
+        for number, row in enumerate(rows)
+    ]
+    backs = come_back(lives, tmp_path, asked, family=family)
+    for back, row in zip(backs, rows, strict=True):
+        back.check(row.restored)
