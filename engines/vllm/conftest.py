@@ -33,6 +33,8 @@ sys.path.insert(0, str(TESTS))
 if find_spec("vllm") is None:
     collect_ignore += [
         "src/kvdock_vllm/connector.py",
+        "src/kvdock_vllm/host_memory.py",
+        "src/kvdock_vllm/lookups.py",
         "src/kvdock_vllm/pays.py",
         "src/kvdock_vllm/tier.py",
         "tests/engine",

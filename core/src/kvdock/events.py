@@ -157,6 +157,24 @@ class LookupSkipped:
 
 
 @attrs.frozen(kw_only=True)
+class HostMemoryShared:
+    """A request has waited for host memory to load into, or got less than it needed.
+
+    Args:
+        rows: Rows of host memory.
+        pages: Rows that the whole prefix would take.
+        waited_s: Seconds that it waited.
+        computed_tokens: Tokens of the prefix that are computed for lack of room.
+    """
+
+    request: str
+    rows: int
+    pages: int
+    waited_s: float
+    computed_tokens: int
+
+
+@attrs.frozen(kw_only=True)
 class HintAnswered:
     """An action of a request's hints was read, or pages were answered.
 
@@ -530,6 +548,7 @@ Event = (
     | LoadDecided
     | LookupSkipped
     | HintAnswered
+    | HostMemoryShared
     | PagesAnswered
     | PagesCopied
     | PoolsAttached

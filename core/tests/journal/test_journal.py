@@ -33,6 +33,7 @@ from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.events import (
     BatchEnded,
+    HostMemoryShared,
     LookupSkipped,
     Origin,
     PagesAnswered,
@@ -719,6 +720,25 @@ def test_what_did_not_pay_is_said(trial: Trial) -> None:
     answer = trial.why("r")
     assert answer.restorable == 6
     assert "Not all of it was loaded: computing was expected" in answer.verdict
+
+
+def test_what_host_memory_has_no_room_for_is_said(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine)
+    for name, computed in (("cut", 32), ("waited", 0)):
+        ask(engine, name, load=False)
+        engine.attachment.notify(
+            HostMemoryShared(
+                request=name, rows=4, pages=6, waited_s=0.5, computed_tokens=computed
+            )
+        )
+    answer = trial.why("cut")
+    assert (
+        "Not all of it was loaded: host memory has 4 rows, and the " in answer.verdict
+    )
+    assert "needs 6" in answer.verdict
+    assert not answer.ok
+    assert trial.why("waited").ok
 
 
 def test_a_load_that_is_cut_where_computing_is_faster_is_said(trial: Trial) -> None:

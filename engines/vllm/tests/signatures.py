@@ -56,7 +56,24 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             ),
         },
         f"{_TIERING}/manager.py": {
-            "TieringOffloadingManager": ("reset_cache", "shutdown"),
+            "TieringOffloadingManager": ("prepare_store", "reset_cache", "shutdown"),
+            "CPUPrimaryTierOffloadingManager": ("prepare_read",),
+        },
+        "vllm/v1/kv_offload/cpu/manager.py": {
+            "CPUOffloadingManager": (
+                "_get_num_free_chunks",
+                "_prepare_load",
+                "complete_load",
+                "lookup",
+                "prepare_store",
+            ),
+        },
+        "vllm/v1/kv_offload/cpu/policies/base.py": {
+            "CachePolicy": ("get",),
+            "ChunkStatus": (),
+        },
+        "vllm/v1/metrics/cache_hit_source.py": {
+            "CacheHitSource": ("EXTERNAL_UNSPECIFIED",),
         },
         "vllm/v1/kv_offload/base.py": {
             "OffloadingEvent": (
@@ -98,11 +115,13 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         },
         f"{_OFFLOADING}/scheduler.py": {
             "OffloadingConnectorScheduler": (
+                "_lookup",
                 "_lookup_complete_chunks",
                 "_reachable_store_block_mask",
                 "_req_status",
             ),
             "RequestOffloadState": (
+                "max_load_tokens",
                 "update_offload_keys",
                 "group_states",
                 "req_context",
@@ -164,6 +183,10 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
                 "build_prom_metrics",
                 "take_events",
                 "reset_cache",
+                "build_connector_meta",
+                "get_num_new_matched_tokens",
+                "update_state_after_alloc",
+                "_max_loadable_tokens",
             ),
         },
         "vllm/v1/core/kv_cache_utils.py": {"resolve_dcp_kv_block_size": ()},

@@ -192,7 +192,10 @@ def test_host_memory_for_too_few_rows_is_a_problem_with_the_least(
     found = wrong(asked)
     assert found == {refused.value.what: refused.value.fix}
     assert "at least 64.0 MiB" in next(iter(found.values()))
-    assert not wrong({**asked, "host_memory": "64 MiB"})
+    asked["host_memory"] = "64 MiB"
+    assert not wrong(asked)
+    said = "host memory has 32 rows: a request loads the first 512 tokens of its prefix"
+    assert any(said in one.what for one in doctor.examine(asked))
     assert "one chunk takes 2.0 MiB" in next(
         iter(wrong({**asked, "host_memory": "1 MiB"}))
     )

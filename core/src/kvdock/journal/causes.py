@@ -74,6 +74,7 @@ class Cause(StrictEnum):
     RATE_LIMIT = "rate_limit"
     TOO_SHORT = "too_short"
     PAYS = "pays"
+    HOST_MEMORY = "host_memory"
     KEY = "key"
 
     @property
@@ -159,6 +160,7 @@ class RequestAnswer:
         pools: Pool by pool, those that cut the prefix first.
         differences: In what the namespace differs from the one that has the pages.
         lost_records: Records that the journal lost meanwhile: it may lack a reason.
+        cut: Whether the engine had no room for all that could be restored.
     """
 
     request: str
@@ -172,11 +174,12 @@ class RequestAnswer:
     pools: tuple[PoolAnswer, ...] = ()
     differences: tuple[Difference, ...] = ()
     lost_records: int = 0
+    cut: bool = False
 
     @property
     def ok(self) -> bool:
-        """Return whether storage was asked, and had all of it."""
-        return 0 < self.pages <= self.restorable
+        """Return whether storage was asked, had all of it, and it had room."""
+        return 0 < self.pages <= self.restorable and not self.cut
 
 
 Read = Callable[[], Iterable[JournalRecord]]
@@ -242,9 +245,16 @@ def explain(
         _Case(question, rank, pasts, unknown).answer() for rank in question.ranks
     ]
     found = min(answers, key=lambda one: one.restorable)
-    if question.skipped == Cause.PAYS:
-        verdict = f"{found.verdict} Not all of it was loaded: {Cause.PAYS.what}."
-        found = attrs.evolve(found, verdict=verdict, fix=found.fix or Cause.PAYS.fix)
+    if question.skipped in (Cause.PAYS, Cause.HOST_MEMORY):
+        cause = Cause(question.skipped)
+        what = cause.what.format_map(defaultdict(lambda: "?", question.sizes))
+        verdict = f"{found.verdict} Not all of it was loaded: {what}."
+        found = attrs.evolve(
+            found,
+            verdict=verdict,
+            fix=found.fix or cause.fix,
+            cut=cause is Cause.HOST_MEMORY,
+        )
     return found
 
 
@@ -349,6 +359,7 @@ class _Question:
     """By namespace and rank."""
     lost_records: int
     skipped: str = ""
+    sizes: Mapping[str, Any] = {}
 
     @property
     def wanted(self) -> set[str]:
@@ -368,6 +379,7 @@ def _question(
     attached: dict[str, dict[str, JournalRecord]] = {}
     ranks: _Ranks = defaultdict(dict)
     asked_in, at_s, lost, latest, skipped = "", 0.0, 0, 0.0, ""
+    sizes: Mapping[str, Any] = {}
     for record in read():
         latest = max(latest, record.at_s)
         lost += record.dropped
@@ -376,7 +388,7 @@ def _question(
         elif request and record.request == request:
             asked_in, at_s = asked_in or record.namespace, at_s or record.at_s
             if record.operation == SKIPPED and record.held_back in _REASONS:
-                skipped = record.held_back
+                skipped, sizes = record.held_back, record.record
             elif record.operation in _ASKS:
                 asked = _Asked(record.namespace)
                 ranks[record.rank].setdefault(record.pool, asked).note(record)
@@ -395,7 +407,7 @@ def _question(
             "the prompt, or the prompt is shorter than a page), or the journal "
             "does not go back so far. `kvdock why --journal DIR` lists requests.",
         )
-    return _Question(request, asked_in, at_s, ranks, attached, lost, skipped)
+    return _Question(request, asked_in, at_s, ranks, attached, lost, skipped, sizes)
 
 
 def _one_namespace(attached: Iterable[str], given: str) -> str:

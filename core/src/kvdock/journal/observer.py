@@ -28,6 +28,7 @@ from kvdock.errors import KvdockError, SettingsError
 from kvdock.events import (
     Event,
     HintAnswered,
+    HostMemoryShared,
     LookupSkipped,
     Origin,
     PagesAnswered,
@@ -42,6 +43,7 @@ from kvdock.journal.records import (
     encode,
     journal_files,
     record_of_hint,
+    record_of_host_memory,
     record_of_pages,
     record_of_pools,
     record_of_skipped,
@@ -151,6 +153,8 @@ class Journal:
                 self.flush(_DETACH_S)
             case LookupSkipped():
                 self._add(partial(record_of_skipped, time.time(), event, origin))
+            case HostMemoryShared(computed_tokens=computed) if computed:
+                self._add(partial(record_of_host_memory, time.time(), event, origin))
             case HintAnswered():
                 self._add(partial(record_of_hint, time.time(), event, origin))
             case StoreFilled(backend=backend):

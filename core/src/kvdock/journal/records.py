@@ -25,6 +25,7 @@ from kvdock.pools.enums import HitPolicy  # noqa: TC001 - msgspec reads the type
 if TYPE_CHECKING:
     from kvdock.events import (
         HintAnswered,
+        HostMemoryShared,
         LookupSkipped,
         Origin,
         PagesAnswered,
@@ -87,7 +88,8 @@ class JournalRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         outcomes: How they ended, as (outcome, pages) in their order.
         pools: Of an attachment: its pools.
         refused: Of an attachment: name of each pool that is not stored to why.
-        record: Of an attachment: what its namespace covers.
+        record: Of an attachment: what its namespace covers. Of a prefix that host
+            memory had no room for: its "rows", and the "pages" that were needed.
         expire_at: From when on stored pages are not served, in seconds since 1970.
         max_age_s: Of an attachment: how long pages are served that say no time.
         action: Of a hint: its type and the client's id of it; `outcomes` has what
@@ -177,6 +179,16 @@ def record_of_skipped(
     """Describe a lookup that the engine left out."""
     who = (origin.namespace, origin.rank, event.request)
     return JournalRecord(VERSION, at_s, SKIPPED, *who, held_back=event.reason)
+
+
+def record_of_host_memory(
+    at_s: float, event: HostMemoryShared, origin: Origin
+) -> JournalRecord:
+    """Describe a prefix that was not loaded as a whole."""
+    who = (origin.namespace, origin.rank, event.request)
+    sizes = {"rows": event.rows, "pages": event.pages}
+    why = "host_memory"
+    return JournalRecord(VERSION, at_s, SKIPPED, *who, held_back=why, record=sizes)
 
 
 def record_of_hint(at_s: float, event: HintAnswered, origin: Origin) -> JournalRecord:

@@ -243,6 +243,18 @@ def _metrics() -> tuple[Metric, ...]:
             ("choice", "acted"),
         ),
         Metric(
+            "kvdock_host_memory_waits_total", counter,
+            "Requests that waited for host memory to load into, or got less of it.",
+        ),
+        Metric(
+            "kvdock_host_memory_wait_seconds_total", counter,
+            "Seconds that requests waited for host memory to load into.",
+        ),
+        Metric(
+            "kvdock_host_memory_computed_tokens_total", counter,
+            "Stored tokens that were computed because host memory had no room.",
+        ),
+        Metric(
             "kvdock_load_latency_seconds", gauge,
             "What a load takes whatever its size, as it was learned.",
             ("backend", "pool"), mode="livemostrecent",
@@ -447,6 +459,12 @@ class EventMetrics(ABC):
                 self._count_hint(event, whose)
             case events.LoadDecided():
                 self._show_decision(event, whose)
+            case events.HostMemoryShared():
+                name = "kvdock_host_memory"
+                self._add(f"{name}_waits_total", 1, *whose)
+                self._add(f"{name}_wait_seconds_total", event.waited_s, *whose)
+                tokens = event.computed_tokens
+                self._add(f"{name}_computed_tokens_total", tokens, *whose)
             case events.RowsSent():
                 rows = "kvdock_sent_rows_total"
                 self._add(rows, event.rows, event.pool, "all", *whose)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -26,8 +27,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
+from kvdock_vllm.host_memory import HostMemory
 from kvdock_vllm.identity import Layers, identify, layers_of, layout_of_rows
 from kvdock_vllm.logs import show_in_vllms_log
+from kvdock_vllm.lookups import Lookups, reset_limit
 from kvdock_vllm.pays import LoadDecisions, work_of
 from kvdock_vllm.pools import Handover
 from kvdock_vllm.restorable import check_states, unrestorable
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+    from kvdock_vllm.tier import KvdockTier
 
 log = logging.getLogger("kvdock.vllm")
 
@@ -131,6 +136,7 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         if role == KVConnectorRole.SCHEDULER:
             self._never_restored = unrestorable(self.connector_scheduler)
             self._loads: LoadDecisions | None = None
+            self._memory: HostMemory | None = None
         if role == KVConnectorRole.WORKER:
             self._check_layout_at_registration(
                 kv_cache_config, canonical=settings.own.canonical_layout
@@ -170,13 +176,43 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
                 self.connector_scheduler, self._step_tokens()
             )
             self._handover.tier.open(self._handover.identity.with_layers(reports))
-            tier = self._handover.tier
-            if tier.attached.pays.decides:
-                self._loads = LoadDecisions(self.connector_scheduler, tier)
+            self._decide_on_loads(self._handover.tier)
         except BaseException:
             # The engine ends, and its host memory with it.
             self.shutdown()
             raise
+
+    def _decide_on_loads(self, tier: KvdockTier) -> None:
+        """Prepare what is asked before vLLM loads anything for a request."""
+        self._lookups = Lookups(self.connector_scheduler, tier)
+        if tier.attached.pays.decides:
+            self._loads = LoadDecisions(self._lookups, tier)
+        self._memory = HostMemory(
+            self._lookups, tier.row_count, self._patience_s, tier.attached.notify
+        )
+        manager = self.connector_scheduler.manager
+        prepare_store = manager.prepare_store
+
+        def stored_first(*given: Any) -> Any:  # noqa: ANN401 - vLLM's PrepareStoreOutput
+            memory = self._memory
+            if memory is not None:
+                memory.pin()
+            made = prepare_store(*given)
+            if made is None and memory is not None and memory.unpin_idle():
+                made = prepare_store(*given)
+            return made
+
+        manager.prepare_store = stored_first
+
+    def _patience_s(self, start: int, tokens: int) -> float:
+        """Return how long a load waits at most: as long as computing it would take."""
+        curve = self._handover.tier.attached.pays.compute
+        if self._loads is None or not curve.known:
+            return self._handover.settings.own.wait_for_host_memory
+        begin_s, rest_s = curve.seconds(
+            np.array([start, start + tokens]), start + tokens
+        )
+        return float(begin_s - rest_s)
 
     def _step_tokens(self) -> int:
         """Return how many tokens of one request a step computes, at most."""
@@ -223,19 +259,40 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return what vLLM loads, once it is decided how much of that pays."""
-        if self._loads is not None:
-            try:
-                most = self._max_loadable_tokens(request, num_computed_tokens)
-                if not self._loads.decide(request, num_computed_tokens, most):
-                    return None, False
-            except Exception:
-                log.exception("no more decisions whether loading pays: one has failed")
-                self._loads = None
+        """Return what vLLM loads, once it is decided how much, and there are rows."""
+        try:
+            if not self._may_load(request, num_computed_tokens):
+                return None, False
+        except Exception:
+            log.exception("no more decisions about loads: one has failed")
+            self._loads = None
+            self._forget_memory()
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
+        if self._memory is not None and found[0] == 0:
+            self._memory.load_nothing(request.request_id)
         return found
+
+    def _may_load(self, request: Request, computed: int) -> bool:
+        """Limit what vLLM loads for a request; return False while it is to wait."""
+        state = self._lookups.state(request)
+        if state.transfer_jobs or request.skip_reading_prefix_cache:
+            return True
+        state.update_offload_keys()
+        state.num_locally_computed_tokens = computed
+        reset_limit(state)
+        most = self._max_loadable_tokens(request, computed)
+        return all(
+            decider is None or decider.admit(state, most)
+            for decider in (self._loads, self._memory)
+        )
+
+    def _forget_memory(self) -> None:
+        """Let vLLM evict what it wants, from now on."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
     def update_state_after_alloc(
         self,
@@ -245,14 +302,25 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
     ) -> None:
         """End a decision: its request has what it is going to have."""
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        if self._loads is not None:
-            self._loads.forget(request.request_id)
+        for decider in (self._loads, self._memory):
+            if decider is not None:
+                decider.forget(request.request_id)
+
+    def reset_cache(self) -> bool | None:
+        """Empty host memory, and forget who has which of its rows."""
+        if self._memory is not None:
+            self._memory.reset()
+        emptied: bool | None = super().reset_cache()
+        return emptied
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Any:  # noqa: ANN401 - vLLM's KVConnectorMetadata
-        """Note that a step begins, to learn what computing takes."""
+        """Note a step, to learn what computing takes and to keep what was loaded."""
         if self._loads is not None and scheduler_output.num_scheduled_tokens:
             self._handover.tier.attached.pays.compute.begin(work_of(scheduler_output))
-        return super().build_connector_meta(scheduler_output)
+        made = super().build_connector_meta(scheduler_output)
+        if self._memory is not None:
+            self._memory.end_step(scheduler_output.finished_req_ids or ())
+        return made
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Note that a step has ended."""

@@ -32,7 +32,12 @@ from kvdock_vllm.engine_api import (
     installed_version,
 )
 from kvdock_vllm.pools import routes
-from kvdock_vllm.restorable import check_rows, check_states, window_reason
+from kvdock_vllm.restorable import (
+    check_rows,
+    check_states,
+    host_memory_words,
+    window_reason,
+)
 from kvdock_vllm.rows import KINDS, Group
 from kvdock_vllm.rows import pools as rows_of_groups
 from kvdock_vllm.settings import Configuration, check_host_memory, collect
@@ -224,6 +229,7 @@ def _of_model(dock: Dock, given: Configuration, about: _Model) -> Iterator[Findi
         )
         rows = given.own.host_memory // row_bytes
         check_rows([group], rows, row_bytes, about.max_num_batched_tokens)
+        yield Finding(ok=True, what=host_memory_words([group], rows))
     made = rows_of_groups(
         groups, row_bytes=row_bytes, slot_bytes=row_bytes, ranks=1, whole=False
     )

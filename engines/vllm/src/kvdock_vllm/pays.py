@@ -7,7 +7,6 @@ is still found for another. vLLM is only told up to which token this one may loa
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,10 +14,12 @@ import numpy as np
 from vllm.v1.kv_offload.base import LookupResult
 
 from kvdock.pays import Prefix
+from kvdock_vllm.lookups import lower_limit
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, FloatArray, Int64Array
     from kvdock.pays import LoadCurve
+    from kvdock_vllm.lookups import Lookups
     from kvdock_vllm.tier import KvdockTier
 
 _TRIED = 8
@@ -29,31 +30,25 @@ _TRIED = 8
 class LoadDecisions:
     """The decisions of the requests under way; on the scheduler's thread."""
 
-    _scheduler: Any
+    _lookups: Lookups
     _tier: KvdockTier
     _ends: dict[str, int | None] = attrs.field(factory=dict)
 
-    def decide(self, request: Any, computed: int, most: int | None) -> bool:  # noqa: ANN401 - vLLM's Request
+    def admit(self, state: Any, most: int | None) -> bool:  # noqa: ANN401 - vLLM's RequestOffloadState
         """Limit what vLLM loads for a request; return False until that is known.
 
-        The device has `computed` of its tokens, and vLLM may load `most` more.
+        vLLM may load `most` tokens more than the device has.
         """
-        name = request.request_id
-        state = self._scheduler._req_status[name]  # noqa: SLF001 - vLLM's own
-        if state.transfer_jobs or request.skip_reading_prefix_cache:
-            return True
+        name = state.req.request_id
         if name not in self._ends:
-            state.update_offload_keys()
-            state.num_locally_computed_tokens = computed
-            longest = self._restorable(state, most)
+            longest = self._lookups.restorable(state, most)
             if longest is None:
                 return False
             self._ends[name] = self._end(state, longest) if longest else None
         end = self._ends[name]
         if end is not None:
-            asked = (request.kv_transfer_params or {}).get("max_load_tokens")
-            own = asked if type(asked) is int and asked >= 0 else end
-            state.max_load_tokens = min(own, max(0, end - computed))
+            tokens = max(0, end - state.num_locally_computed_tokens)
+            lower_limit(state, self._lookups.limit_of(tokens))
         return True
 
     def forget(self, name: str) -> None:
@@ -61,36 +56,11 @@ class LoadDecisions:
         self._ends.pop(name, None)
         self._tier.unlimit(name)
 
-    def _restorable(self, state: Any, most: int | None) -> int | None:  # noqa: ANN401 - vLLM's RequestOffloadState
-        """Return the tokens that vLLM would load of a request, without loading any."""
-        probe = copy.copy(self._scheduler)
-        probe.manager = SimpleNamespace(lookup=self._peek)
-        probe._events_tracker = SimpleNamespace(record_lookup=lambda *_: None)  # noqa: SLF001 - a copy's
-        probe._chunks_being_loaded = None  # noqa: SLF001 - same
-        found: int | None = probe._lookup_complete_chunks(state, most)  # noqa: SLF001 - vLLM's own evaluator
-        return found
-
-    def _peek(self, key: Any, context: Any) -> LookupResult:  # noqa: ANN401 - vLLM's
-        """Look a page up, and promote nothing."""
-        near = self._near.lookup(key, context)
-        if near is not LookupResult.MISS:
-            return LookupResult.HIT
-        tier = self._tier
-        if not context.load_tier_filter.allows(tier.medium, tier.locality):
-            return LookupResult.MISS
-        found: LookupResult = tier.lookup(key, context)
-        return found
-
-    @property
-    def _near(self) -> Any:  # noqa: ANN401 - vLLM's CPUOffloadingManager
-        return self._scheduler.manager.primary_tier
-
     def _end(self, state: Any, longest: int) -> int | None:  # noqa: ANN401 - vLLM's RequestOffloadState
         """Return up to which token a request loads; None for all that is there."""
-        groups = self._scheduler.config.kv_group_configs
+        groups = self._lookups.scheduler.config.kv_group_configs
         computed = state.num_locally_computed_tokens
-        step = max(group.tokens_per_chunk for group in groups)
-        tokens = np.append(np.arange(0, longest, step), longest)
+        tokens = np.append(np.arange(0, longest, self._lookups.step_tokens), longest)
         load_s = np.zeros(len(tokens))
         curves: dict[tuple[str, str], LoadCurve] = {}
         for group, mine in zip(groups, state.group_states, strict=True):
@@ -114,14 +84,14 @@ class LoadDecisions:
 
     def _prefixes(self, state: Any, tokens: Int64Array) -> BoolArray:  # noqa: ANN401 - vLLM's RequestOffloadState
         """Return which of these numbers of tokens could be loaded, as vLLM sees it."""
-        if not self._scheduler._sliding_window_groups:  # noqa: SLF001 - vLLM's own
+        if not self._lookups.has_windows:
             return np.ones(len(tokens), np.bool_)
         allowed = np.zeros(len(tokens), np.bool_)
         allowed[[0, -1]] = True
         tried = copy.copy(state)
         for most in tokens[1:-1][:: max(1, len(tokens) // _TRIED)].tolist():
-            tried.max_load_tokens = most
-            allowed |= tokens == (self._restorable(tried, None) or 0)
+            tried.max_load_tokens = self._lookups.limit_of(most)
+            allowed |= tokens == (self._lookups.restorable(tried, None) or 0)
         return allowed
 
     def _load_seconds(
@@ -142,7 +112,7 @@ class LoadDecisions:
             # Each prefix needs the end of it alone; the longest one stands for all.
             keys, ends = keys[-window:], np.minimum(ends, window)
         context, miss = state.req_context, LookupResult.MISS
-        far = [key for key in keys if self._near.lookup(key, context) is miss]
+        far = [key for key in keys if self._lookups.host.lookup(key, context) is miss]
         if not far:
             return np.zeros(len(tokens))
         away = set(far)

@@ -66,10 +66,41 @@ def check_rows(
     if rows < wanted:
         raise SettingsError(
             f"host_memory has {rows} rows, and a step of {step_tokens} tokens stores "
-            f"{wanted}: vLLM would store nothing of a long prompt",
+            f"{wanted}: vLLM would store nothing of a long prompt, and load no more "
+            "of one than those rows hold",
             fix=f"Give at least {format_bytes(wanted * row_bytes)}, and room for "
             "several prompts, or lower --max-num-batched-tokens.",
         )
+
+
+def loadable_tokens(groups: Sequence[Any], rows: int) -> int:
+    """Return how long a prefix is that so many rows can hold; 0 for any length.
+
+    A group with a window takes a row for each page of it, and one more.
+    """
+    windows = [one.sliding_window_size_in_chunks for one in groups]
+    rows -= sum(window + 1 for window in windows if window is not None)
+    full = [
+        one.tokens_per_chunk
+        for one, window in zip(groups, windows, strict=True)
+        if window is None
+    ]
+    if not full:
+        return 0
+    largest = max(full)
+    each = sum(largest // tokens for tokens in full)
+    return int(max(0, rows // each * largest))
+
+
+def host_memory_words(groups: Sequence[Any], rows: int) -> str:
+    """Say which prefix host memory can take from storage at once."""
+    tokens = loadable_tokens(groups, rows)
+    return f"host memory has {rows} rows: " + (
+        f"a request loads the first {tokens} tokens of its prefix at most, and "
+        "computes the rest"
+        if tokens
+        else "enough for prefixes of any length, as only their windows are loaded"
+    )
 
 
 def unrestorable(scheduler: Any) -> str:  # noqa: ANN401 - same

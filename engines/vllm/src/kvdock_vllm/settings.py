@@ -19,6 +19,7 @@ from kvdock.config import (
     EngineSettings,
     choice,
     count,
+    duration,
     load_engine_configuration,
     option,
     split_settings,
@@ -105,6 +106,11 @@ class AdapterSettings(EngineSettings):
     )
     eviction_policy: Eviction = choice(
         Eviction.LRU, help="How vLLM evicts from host memory: lru or arc."
+    )
+    wait_for_host_memory: float = duration(
+        "10 s",
+        help="How long a request waits for host memory to load into, where it is not "
+        "known what computing would take. Then it loads what there is room for.",
     )
     backpressure: Mapping[str, Any] | None = option(
         None, help="When vLLM skips stores to a slow backend: its own mapping."

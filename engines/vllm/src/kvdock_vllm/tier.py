@@ -24,6 +24,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvdock import Attachment, Outcome, TransferFuture, TransferManager
 from kvdock.errors import KvdockError
@@ -35,7 +36,7 @@ from kvdock.pays import limited_by
 from kvdock_vllm.adapters import UNKNOWN
 from kvdock_vllm.events import GROUP_BYTES, StoredKeys
 from kvdock_vllm.pools import attach, check_canonical
-from kvdock_vllm.restorable import check_rows
+from kvdock_vllm.restorable import check_rows, host_memory_words
 from kvdock_vllm.stats import metric_definitions, take
 
 if TYPE_CHECKING:
@@ -145,12 +146,17 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._attachment: Attachment | None = None
         handover.tier = self
 
+    @property
+    def row_count(self) -> int:
+        """Rows of host memory."""
+        return self._rows.nbytes // int(self._spec.kv_bytes_per_chunk)
+
     def check_rows(self, scheduler: Any, step_tokens: int) -> None:  # noqa: ANN401 - vLLM's OffloadingConnectorScheduler
         """Reject host memory that cannot take what one step stores."""
         row_bytes = int(self._spec.kv_bytes_per_chunk)
-        rows = self._rows.nbytes // row_bytes
         groups = scheduler.config.kv_group_configs
-        check_rows(groups, rows, row_bytes, step_tokens)
+        check_rows(groups, self.row_count, row_bytes, step_tokens)
+        log.info("%s", host_memory_words(groups, self.row_count))
 
     def open(self, identity: Identity) -> None:
         """Attach storage; called once, when the workers have reported.
@@ -174,6 +180,13 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             name: {one.backend: one for one in pool.placements}
             for name, pool in attachment.pools_by_name.items()
         }
+        remote = any(
+            one.remote for pool in self._tiers.values() for one in pool.values()
+        )
+        # A request that allows local tiers alone must not wait for a remote one.
+        self.locality = Locality.REMOTE if remote else Locality.LOCAL
+        if remote:
+            self.cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     @property
     def attached(self) -> Attachment:

@@ -253,8 +253,107 @@ def pay(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": found}
 
 
+@attrs.define(eq=False)
+class Returns:
+    """An engine that is asked again for prompts that are stored.
+
+    Args:
+        loads: Page to how often it was loaded since the caches were emptied.
+        ended: Answers by request.
+    """
+
+    llm: Any
+    new_tokens: int
+    loads: Counter[bytes] = attrs.field(factory=Counter)
+    ended: dict[str, Any] = attrs.field(factory=dict)
+
+    def watch(self) -> None:
+        """Count what is loaded."""
+        tier = tier_of(self.llm)
+        submit = tier.submit_load
+
+        def counted(job: Any) -> None:
+            self.loads.update(bytes(key) for key in job.keys)
+            submit(job)
+
+        tier.submit_load = counted
+
+    def add(self, name: str, prompt: list[int], count: int) -> None:
+        """Add a request."""
+        from vllm.sampling_params import SamplingParams
+
+        chosen = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, chosen)
+
+    def step(self) -> None:
+        """Take a step of the engine."""
+        for one in self.llm.llm_engine.step():
+            if one.finished:
+                self.ended[one.request_id] = one
+
+    def empty(self) -> None:
+        """Empty the caches of device and host: what comes then is from storage."""
+        end_s = time.monotonic() + END_S
+        while time.monotonic() < end_s:
+            with suppress(RuntimeError):  # a load reaches the device
+                if self.llm.reset_prefix_cache(
+                    reset_running_requests=True, reset_connector=True
+                ):
+                    return
+            self.step()
+        raise TimeoutError("caches were not emptied")
+
+    def answer(self, names: list[str], end_s: float, disturb: str) -> None:
+        """Answer requests until a time; disturb them once pages are loaded."""
+        while not self.ended.keys() >= set(names) and time.monotonic() < end_s:
+            self.step()
+            if disturb and self.loads:
+                if disturb == "abort":
+                    self.llm.llm_engine.abort_request([names.pop(0)])
+                else:
+                    self.empty()
+                disturb = ""
+
+    def found(self, names: list[str]) -> dict[str, Any]:
+        """Return what a test looks at."""
+        answers = [self.ended.get(name) for name in names]
+        return {
+            "tokens": [one and list(one.outputs[0].token_ids) for one in answers],
+            "cached": [one.num_cached_tokens if one else 0 for one in answers],
+            "loads": self.loads.total(),
+            "different": len(self.loads),
+        }
+
+
+def come_back(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
+    """Ask for stored prompts again, some at once, beside a request that runs.
+
+    Each of `returns` has its prompts. Once pages of them are loaded, `disturb` ends the
+    first of the requests with "abort", and empties the caches with "reset".
+    """
+    returns, found = Returns(llm, phase["new_tokens"]), []
+    returns.watch()
+    for at, asked in enumerate(phase["returns"]):
+        returns.empty()
+        returns.loads.clear()
+        beside = f"beside-{at}"
+        if phase["beside"]:
+            running = [(13 * n + 11 + at) % 500 + 4 for n in range(40)]
+            returns.add(beside, running, 2000)
+            returns.step()
+        began = time.monotonic()
+        names = [f"{at}-{number}" for number in range(len(asked["prompts"]))]
+        for name, prompt in zip(names, asked["prompts"], strict=True):
+            returns.add(name, prompt, phase["new_tokens"])
+        returns.answer(names, began + phase["limit_s"], asked.get("disturb", ""))
+        found.append({"seconds": time.monotonic() - began, **returns.found(names)})
+        llm.llm_engine.abort_request([beside, *(set(names) - returns.ended.keys())])
+    return {"returns": found}
+
+
 SCENES = {
     "pay": pay,
+    "back": come_back,
     "beside": beside,
     "killed": store_until_killed,
     "reset": reset_under_jobs,

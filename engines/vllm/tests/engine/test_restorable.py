@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvdock.errors import SettingsError
-from kvdock_vllm.restorable import check_rows, unrestorable
+from kvdock_vllm.restorable import check_rows, loadable_tokens, unrestorable
 
 if TYPE_CHECKING:
     from vllm_lives import Lives
@@ -118,6 +118,26 @@ def test_host_memory_for_less_than_a_step_is_rejected_with_the_least() -> None:
     check_rows(made, 33, 4096, 1024)
     with pytest.raises(SettingsError, match=r"32 rows.*stores 33.*132\.0 KiB"):
         check_rows(made, 32, 4096, 1024)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "tokens"),
+    [
+        ([(32, None)], 64, 2048),
+        # A page of 64 tokens takes a row of one group and two of the other.
+        ([(32, None), (64, None)], 64, 1344),
+        ([(32, None), (32, 2)], 64, 1952),
+        ([(32, 4)], 64, 0),
+    ],
+)
+def test_the_prefix_that_rows_can_hold_is_known(
+    groups: list[tuple[int, int | None]], rows: int, tokens: int
+) -> None:
+    made = [
+        SimpleNamespace(tokens_per_chunk=size, sliding_window_size_in_chunks=window)
+        for size, window in groups
+    ]
+    assert loadable_tokens(made, rows) == tokens
 
 
 @pytest.fixture(scope="module")

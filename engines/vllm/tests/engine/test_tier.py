@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from test_adapters import asked
-from vllm.v1.kv_offload.base import Locality, Medium, ReqContext
+from vllm.v1.kv_offload.base import (
+    Locality,
+    Medium,
+    ReqContext,
+    TierFilter,
+    TierMatcher,
+)
 from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm_rigs import ROW, Rig, identity, open_rig, storage
 
 from kvdock.errors import KvdockError
@@ -279,12 +286,10 @@ def test_stored_and_lost_pages_are_published_where_vllm_publishes_events(
     rig.tier.shutdown()
 
 
-def test_a_page_of_several_tiers_is_published_once_until_the_last_has_lost_it(
-    tmp_path: Path,
-) -> None:
-    names = ("near", "far")
-    files = {name: storage(tmp_path / name) for name in names}
-    given = {
+def near_and_far(folder: Path) -> dict[str, Any]:
+    """Return settings of two stores, of which other hosts see the second one."""
+    files = {name: storage(folder / name) for name in ("near", "far")}
+    return {
         "core": files["near"]["core"],
         "host_memory": files["near"]["host_memory"],
         "backends": {
@@ -292,9 +297,33 @@ def test_a_page_of_several_tiers_is_published_once_until_the_last_has_lost_it(
             for name, one in files.items()
         },
         "tiers": ["near", {"backend": "far", "locality": "remote"}],
-        "enable_kv_events": True,
     }
-    rig = open_rig(given)
+
+
+def test_a_tier_that_other_hosts_see_is_not_asked_where_local_ones_are_wanted(
+    tmp_path: Path,
+) -> None:
+    only_local = TierFilter((TierMatcher(locality=Locality.LOCAL),))
+    for name, given, locality, source in (
+        ("local", storage(tmp_path / "store"), Locality.LOCAL, CacheHitSource.DISK),
+        (
+            "remote",
+            near_and_far(tmp_path),
+            Locality.REMOTE,
+            CacheHitSource.EXTERNAL_UNSPECIFIED,
+        ),
+    ):
+        tier = open_rig(given).tier
+        assert (tier.locality, tier.cache_hit_source) == (locality, source), name
+        allowed = only_local.allows(tier.medium, tier.locality)
+        assert allowed == (locality is Locality.LOCAL)
+        tier.shutdown()
+
+
+def test_a_page_of_several_tiers_is_published_once_until_the_last_has_lost_it(
+    tmp_path: Path,
+) -> None:
+    rig = open_rig({**near_and_far(tmp_path), "enable_kv_events": True})
     fill(rig, [0, 1])
     keys = rig.keys(count=2)
     assert rig.store(keys, [0, 1]).success

@@ -278,6 +278,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         "groups": groups,
         "preemptions": preempted,
         "routes": routes,
+        "row_bytes": tier._spec.kv_bytes_per_chunk,
         **watch.found(),
     }
 
