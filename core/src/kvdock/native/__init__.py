@@ -13,15 +13,14 @@ import functools
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-if TYPE_CHECKING:
-    from kvdock.arrays import Int32Array, Int64Array, UInt64Array
+from kvdock.arrays import Int32Array, Int64Array, UInt64Array
 
 LEFT = -(2**31)
 """Error of an object that the library leaves to Python: its call failed, its memory

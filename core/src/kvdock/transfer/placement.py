@@ -189,7 +189,7 @@ class Placement:
             self.notify_pages(operation, hashes, outcomes, held_back)
         return outcomes
 
-    def move(  # noqa: PLR0913, PLR0917 - one batch and all that belongs to it
+    def move(
         self,
         operation: Operation,
         hashes: Sequence[str],
