@@ -54,6 +54,11 @@ test-slow: $(STAMP) ## Run the tests that take longer: real servers, crashes, bi
 test-slow-all: $(STAMP) ## The same with what another test proves as well, with other settings.
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+N ?= 50
+test-flaky: $(STAMP) ## Repeat one test N times beside busy processes: N=200 TEST=file::name.
+	@test -n "$(TEST)" || { echo "say which: make test-flaky N=200 TEST=tests/file.py::test_name"; exit 2; }
+	@$(BIN)/python tests/harness/repeat_test.py $(N) "$(TEST)" $(ARGS)
+
 test-hf3fs: $(STAMP) ## Run the tests of hf3fs on a real mount: MOUNT=/its/mount/point [MODE=posix].
 	@test -n "$(MOUNT)" || { echo "say where: make test-hf3fs MOUNT=/its/mount/point"; exit 2; }
 	TESTS_OF_KVDOCK_HF3FS_MOUNT="$(MOUNT)" TESTS_OF_KVDOCK_HF3FS_MODE="$(MODE)" $(BIN)/python -m pytest $(if $(filter posix,$(MODE)),plugins/hf3fs/tests/test_contract.py -k "TestPosix and not OnTmpfs",plugins/hf3fs) $(ARGS)

@@ -8,11 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import second_try
 from tiny import Shelf
 
 # Millions of objects of collected tests are never freed. Each test that collects
 # garbage would walk over all of them: seconds for what takes milliseconds.
 gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let .ci/run repeat what failed once."""
+    second_try.configure(config, config.rootpath)
 
 
 def pytest_collection_finish() -> None:

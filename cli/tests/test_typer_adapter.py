@@ -22,7 +22,7 @@ def run(function: Any, *arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
-def every_kind(  # noqa: PLR0913 - that is the point
+def every_kind(
     name: str,
     where: Path = Path("here"),
     /,

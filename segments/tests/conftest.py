@@ -115,7 +115,7 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
     """Open a depot, on the same root by default."""
     opened: list[Depot] = []
 
-    def open_one(  # noqa: PLR0913 - what a test may want to choose
+    def open_one(
         root: Path | None = None,
         *,
         page_bytes: int = PAGE_BYTES,

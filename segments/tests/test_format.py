@@ -21,9 +21,9 @@ from kvdock_segments.format import (
     records_of,
     with_checksums,
 )
+from kvdock_segments.index_file import read_contents, write_records
 from kvdock_segments.inspect import gc
 from kvdock_segments.paths import IndexName
-from kvdock_segments.segment import read_contents, write_records
 from kvdock_segments.verify import verify_namespace
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdock_segments.format import RECORD, Records, with_checksums
-from kvdock_segments.index import ABSENT, HashTable, Index, RowRange
+from kvdock_segments.index import ABSENT, HashTable, Index
 
 if TYPE_CHECKING:
     from kvdock.arrays import UInt64Array
+    from kvdock_segments.segment import RowRange
 
 
 def test_segments_of_any_size_reuse_the_rows_of_deleted_ones() -> None:

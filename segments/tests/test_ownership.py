@@ -144,7 +144,7 @@ def test_a_segment_swept_before_it_is_claimed_is_created_again(
             collect_garbage(folder, WriterLiveness.LOCKS)
         return made
 
-    monkeypatch.setattr("kvdock_segments.segment.open_file", make)
+    monkeypatch.setattr("kvdock_segments.index_file.open_file", make)
     assert depot.put(range(20)).ok.all()
     assert len(swept) == 1
     assert depot.store.counts["segments_failed"] == 0

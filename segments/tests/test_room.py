@@ -30,7 +30,8 @@ from kvdock_segments import (
 )
 from kvdock_segments.allocator import SegmentAllocator
 from kvdock_segments.inspect import namespaces, segments_of
-from kvdock_segments.room import TenantCount, tenants_in
+from kvdock_segments.room import tenants_in
+from kvdock_segments.tenant_count import TenantCount, sums
 
 OpenDepot = Callable[..., Any]
 ACME, BELL = 7, 2**32 - 1
@@ -299,7 +300,7 @@ def test_no_whole_segment_goes_of_a_tenant_that_has_little_above_its_quota(
 
 def counts_twice(self: TenantCount, records: Any, object_bytes: Any) -> None:
     """Count what comes twice: where it is written, and where it is read."""
-    for number, nbytes in room._sums(self.owners(records["tenant"]), object_bytes):
+    for number, nbytes in sums(self.owners(records["tenant"]), object_bytes):
         self.nbytes[number] += 2 * nbytes
 
 
@@ -349,7 +350,7 @@ STEPS_OF_MUTANTS = [
     ],
     ids=lambda one: getattr(one, "__name__", one),
 )
-def test_a_mutant_is_caught(  # noqa: PLR0913, PLR0917 - fixtures
+def test_a_mutant_is_caught(
     open_depot: OpenDepot,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -82,3 +82,11 @@ def test_each_folder_of_tests_is_in_one_of_the_slow_suites() -> None:
     named = [folder for suite in suites for folder in suite.split()]
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
     assert sorted(named) == sorted(options["ini_options"]["testpaths"])
+
+
+@pytest.mark.parametrize("name", ["test", "release"])
+def test_workflows_try_every_python_that_is_supported(name: str) -> None:
+    workflow = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+    versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["kvdock"]
+    quoted = ", ".join(f'"{version}"' for version in versions["python"])
+    assert f"python: [{quoted}]" in workflow

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,52 @@ def test_every_change_of_the_public_api_shows_in_review() -> None:
     assert public_api() == SNAPSHOT.read_text(), (
         test_every_change_of_the_public_api_shows_in_review.__doc__
     )
+
+
+def undocumented(module: str) -> Iterator[str]:
+    """Yield the public names of a module, and of its classes, without a docstring."""
+    namespace = importlib.import_module(module)
+    if not namespace.__doc__:
+        yield module
+    names = getattr(namespace, "__all__", None) or [
+        name
+        for name, value in vars(namespace).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module
+    ]
+    for name in names:
+        value = getattr(namespace, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            if not inspect.getdoc(value):
+                yield f"{module}.{name}"
+            for member in vars(value) if inspect.isclass(value) else ():
+                attribute = inspect.getattr_static(value, member)
+                # A test's name is its sentence.
+                public = not member.startswith(("_", "test_"))
+                called = inspect.isroutine(attribute) or isinstance(attribute, property)
+                if public and called and not inspect.getdoc(getattr(value, member)):
+                    yield f"{module}.{name}.{member}"
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_what_is_public_has_a_docstring(module: str) -> None:
+    """The linter asks for none: a private name often says it all."""
+    assert not list(undocumented(module))
+
+
+def test_a_public_name_without_a_docstring_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_api.py").write_text(
+        '"""A module."""\n\n\n'
+        "def call(): ...\n\n\n"
+        "def _private(): ...\n\n\n"
+        'class Kind:\n    """A class."""\n\n    def asked(self): ...\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(undocumented("planted_api")) == [
+        "planted_api.call",
+        "planted_api.Kind.asked",
+    ]
 
 
 if __name__ == "__main__":

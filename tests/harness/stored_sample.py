@@ -35,8 +35,8 @@ import numpy.typing as npt
 from kvdock import Attachment, Dock, Layout, Namespace, Region, Shard
 from kvdock.pools import Per, mamba, mha, mla
 from kvdock_segments.format import failed_records, with_checksums
+from kvdock_segments.index_file import read_contents, write_records
 from kvdock_segments.paths import IndexName
-from kvdock_segments.segment import read_contents, write_records
 
 if TYPE_CHECKING:
     from kvdock import PoolSpec

@@ -49,7 +49,7 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def add(  # noqa: PLR0913 - what a distribution may say
+    def add(
         self,
         name: str,
         source: str,

@@ -203,7 +203,7 @@ class Dock:
             )
         return tuple(found)
 
-    def plan(  # noqa: PLR0913 - the whole question in one call
+    def plan(
         self,
         pools: Sequence[PoolSpec],
         shard: Shard,

@@ -217,10 +217,10 @@ def diff_records(left: Record, right: Record) -> tuple[Difference, ...]:
         for name in names
         if mine.get(name) != other.get(name)
     )
-    digests = namespace_digest(left), namespace_digest(right)
-    if not found and digests[0] != digests[1]:
+    before, after = namespace_digest(left), namespace_digest(right)
+    if not found and before != after:
         # What an engine has written may have names of any form.
-        return (Difference("record", *digests),)
+        return (Difference("record", before, after),)
     return found
 
 

@@ -14,15 +14,13 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import attrs
 import numpy as np
 
+from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
 from kvdock.errors import KvdockError
-
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
 
 LATEST = 2**32 - 1
 """The latest time that is stored, in 2106; what is asked for beyond it is clipped."""

@@ -44,7 +44,7 @@ class Side:
         return self.region.grid
 
 
-def side(  # noqa: PLR0913 - what grids differ in
+def side(
     layout: Layout,
     page_tokens: int,
     pages: int,

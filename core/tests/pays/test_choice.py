@@ -27,7 +27,7 @@ _SECONDS = st.floats(1e-5, 1.0)
     margin=st.floats(0, 0.5),
     batch=st.integers(1, 20),
 )
-def test_no_restorable_prefix_is_cheaper_than_the_chosen_one(  # noqa: PLR0913, PLR0917 - all drawn
+def test_no_restorable_prefix_is_cheaper_than_the_chosen_one(
     restorable: list[bool],
     calls: list[tuple[int, float]],
     steps: list[tuple[int, int, float]],

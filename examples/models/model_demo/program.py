@@ -40,7 +40,7 @@ def run() -> None:
     main(program)
 
 
-def models(  # noqa: PLR0913 - one option each
+def models(
     *,
     send: bool = False,
     model: str = "",

@@ -13,8 +13,8 @@ from stored_sample import DIGEST, POOLS, RANKS, Rank
 
 from kvdock import Shard
 from kvdock_segments import DirectoryStore
+from kvdock_segments.index_file import read_contents
 from kvdock_segments.paths import IndexName
-from kvdock_segments.segment import read_contents
 
 DATA = Path(__file__).with_name("data")
 EXPECTED = {

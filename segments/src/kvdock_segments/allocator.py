@@ -31,19 +31,9 @@ from kvdock_segments.eviction import (
     cold_slots,
     plan_eviction,
 )
-from kvdock_segments.fd_cache import OUT_OF_FILES
 from kvdock_segments.format import FORMAT_VERSION, header_of, index_bytes
-from kvdock_segments.io import fits, slot_bytes_of
-from kvdock_segments.limits import (
-    LEAST_SEGMENTS,
-    MOST_SLOTS,
-    least_bytes,
-)
-from kvdock_segments.ownership import release
-from kvdock_segments.paths import NO_FILE, IndexName
-from kvdock_segments.segment import (
+from kvdock_segments.index_file import (
     IndexContents,
-    Segment,
     convert_index,
     erase_records,
     holds_promises,
@@ -52,6 +42,14 @@ from kvdock_segments.segment import (
     read_contents,
     read_uses,
 )
+from kvdock_segments.io import fits, slot_bytes_of
+from kvdock_segments.limits import (
+    LEAST_SEGMENTS,
+    MOST_SLOTS,
+    least_bytes,
+)
+from kvdock_segments.ownership import release
+from kvdock_segments.paths import NO_FILE, OUT_OF_FILES, IndexName
 from kvdock_segments.usage import describe_full
 
 if TYPE_CHECKING:
@@ -62,6 +60,7 @@ if TYPE_CHECKING:
     from kvdock_segments.limits import StoreLimits, StoreLocation
     from kvdock_segments.promises import PromiseBudget
     from kvdock_segments.room import Room
+    from kvdock_segments.segment import Segment
     from kvdock_segments.usage import NamespaceUsage
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment

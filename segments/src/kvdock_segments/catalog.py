@@ -27,14 +27,9 @@ from kvdock_segments.format import (
     key_seed,
 )
 from kvdock_segments.index import ABSENT, Index
+from kvdock_segments.index_file import open_index, read_records, retire_records
 from kvdock_segments.recency import PrefixLookups
-from kvdock_segments.room import TenantCount
-from kvdock_segments.segment import (
-    Segment,
-    open_index,
-    read_records,
-    retire_records,
-)
+from kvdock_segments.tenant_count import TenantCount
 
 if TYPE_CHECKING:
     from kvdock.arrays import (
@@ -46,6 +41,7 @@ if TYPE_CHECKING:
     )
     from kvdock_segments.io import IOEngine, Token
     from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.segment import Segment
 
 _USES_S = 10.0
 """Seconds between two writes of times of use."""

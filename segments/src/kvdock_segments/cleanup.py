@@ -14,6 +14,7 @@ import attrs
 
 from kvdock_segments import ownership
 from kvdock_segments.format import HEADER_BYTES, is_newer
+from kvdock_segments.index_file import holds_promises, open_index, read_header
 from kvdock_segments.namespace_files import FILES, PROMISES
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import (
@@ -25,7 +26,6 @@ from kvdock_segments.paths import (
     parse_pool_folder,
     remove,
 )
-from kvdock_segments.segment import holds_promises, open_index, read_header
 
 _PASSES = 16  # over a folder that is cleared while it is written
 

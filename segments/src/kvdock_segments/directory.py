@@ -13,18 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock_segments.fd_cache import OUT_OF_FILES
 from kvdock_segments.format import RECORD_BYTES, index_bytes, slots_of
-from kvdock_segments.limits import MOST_SLOTS
-from kvdock_segments.paths import SETTLED_NS, IndexName, data_segment, listing
-from kvdock_segments.segment import (
+from kvdock_segments.index_file import (
     IndexContents,
-    Segment,
     open_index,
     read_commits,
     read_contents,
     read_header,
 )
+from kvdock_segments.limits import MOST_SLOTS
+from kvdock_segments.paths import (
+    OUT_OF_FILES,
+    SETTLED_NS,
+    IndexName,
+    data_segment,
+    listing,
+)
+from kvdock_segments.segment import Segment
 
 if TYPE_CHECKING:
     from kvdock_segments.index import Index

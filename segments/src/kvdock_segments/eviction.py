@@ -20,9 +20,10 @@ from kvdock_segments.format import promised
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
-    from kvdock_segments.index import Index, RowRange
+    from kvdock_segments.index import Index
     from kvdock_segments.reuse import ColdTimes
     from kvdock_segments.room import Room
+    from kvdock_segments.segment import RowRange
     from kvdock_segments.usage import NamespaceUsage
 
 _SHARE = 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import resource
 import threading
 from collections import OrderedDict
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock_segments.paths import OUT_OF_FILES
+
 if TYPE_CHECKING:
     from kvdock_segments.io import IOEngine, Token
     from kvdock_segments.segment import Segment
 
-
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-"""Errors for too many open files."""
 
 _MOST = 256
 _SHARE = 16  # of the descriptors that the process may have; it has many pools

@@ -21,14 +21,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, UInt64Array
+from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 FORMAT_VERSION = 2
 """Version of the layout that is written; files of later versions are neither read
@@ -188,7 +187,7 @@ def with_checksums(rows: Records, salt: int = _PLAIN_SALT) -> Records:
     return rows
 
 
-def records_of(  # noqa: PLR0913 - a record has so many words
+def records_of(
     digests: UInt64Array,
     checksums: UInt64Array,
     *,

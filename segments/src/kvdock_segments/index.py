@@ -11,7 +11,6 @@ import bisect
 import time
 from typing import TYPE_CHECKING, TypeVar, cast
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -23,10 +22,11 @@ from kvdock_segments.format import (
     records_in_words,
 )
 from kvdock_segments.reuse import ReuseHistory
+from kvdock_segments.segment import RowRange
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
-    from kvdock_segments.room import TenantCount
+    from kvdock_segments.tenant_count import TenantCount
 
 T = TypeVar("T", bound=np.generic)
 
@@ -351,20 +351,6 @@ class UseClock:
             self._next_ns[call] = next_ns
             if len(self._next_ns) > _CALLS:
                 del self._next_ns[next(iter(self._next_ns))]
-
-
-@attrs.frozen
-class RowRange:
-    """The rows of one segment: slot n is row `first` + n."""
-
-    number: int
-    first: int
-    slots: int
-
-    @property
-    def span(self) -> slice:
-        """All of its rows."""
-        return slice(self.first, self.first + self.slots)
 
 
 class Index:

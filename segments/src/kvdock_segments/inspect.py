@@ -30,8 +30,8 @@ from kvdock_segments.cleanup import (
 )
 from kvdock_segments.eviction import mean_last_used_ns
 from kvdock_segments.format import RECORD_BYTES, RECORDS_AT, key_digests, key_seed
+from kvdock_segments.index_file import IndexContents, open_index, read_contents
 from kvdock_segments.namespace_files import read_record, remove_damaged
-from kvdock_segments.segment import IndexContents, open_index, read_contents
 from kvdock_segments.usage import NamespaceUsage
 
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvdock_segments import ownership
-from kvdock_segments.fd_cache import OUT_OF_FILES
 from kvdock_segments.paths import (
+    OUT_OF_FILES,
     RECORD_NAME,
     fits,
     is_leftover,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from unittest.mock import patch
 
-from kvdock_segments import segment as segments
+from kvdock_segments import index_file, segment
 from kvdock_segments.inspect import Location, locate
 
 if TYPE_CHECKING:
@@ -84,7 +84,11 @@ class SegmentOracle:
     ) -> Iterator[None]:
         """Let writes of pages, or of their records, fail with EIO."""
         if part == "index":
-            with patch.object(segments, "write_records", _failing_records(fails)):
+            failing = _failing_records(fails)
+            with (
+                patch.object(segment, "write_records", failing),
+                patch.object(index_file, "write_records", failing),
+            ):
                 yield
             return
         while hasattr(handle, "inner"):  # a store around a store
@@ -109,7 +113,7 @@ def _failing_records(
     fails: Callable[[str], bool],
 ) -> Callable[[int, Int64Array, Records], None]:
     """Return what writes records and fails at some places."""
-    write = segments.write_records
+    write = index_file.write_records
 
     def write_records(fd: int, slots: Int64Array, records: Records) -> None:
         file = os.fstat(fd).st_ino

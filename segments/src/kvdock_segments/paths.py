@@ -32,6 +32,9 @@ _DATA = re.compile(r"([0-9a-f]{16})\.dat")
 _LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{16}|(.+)\.[0-9a-f]{16}\.damaged")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors for too many open files."""
+
 SETTLED_NS = 12_000_000
 """Resolution of a folder's time of change. A younger one may hide a second change,
 so the folder is read again."""

@@ -19,20 +19,17 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import xxhash
 
+from kvdock.arrays import Int64Array
 from kvdock_segments.cleanup import pool_folders
+from kvdock_segments.index_file import open_index, read_contents
 from kvdock_segments.namespace_files import PROMISES
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import IndexName, listing, open_file, open_folder
-from kvdock_segments.segment import open_index, read_contents
-
-if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
 
 _MAGIC = b"KVPROM\0\1"
 _HEAD = 16

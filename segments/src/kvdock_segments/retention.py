@@ -19,8 +19,8 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.format import records_in_words, with_checksums
+from kvdock_segments.index_file import erase_records
 from kvdock_segments.paths import open_file
-from kvdock_segments.segment import erase_records
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array

@@ -20,16 +20,14 @@ use never makes a page colder here, so the tail of a prefix goes before its head
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 from kvdock_segments.eviction_policy import EvictionPolicy
-
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -19,26 +19,25 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from kvdock.capacity import TenantUse
 from kvdock.config.tenants import NO_TENANT, tenant_number
 from kvdock_segments import ownership, paths
 from kvdock_segments.cleanup import delete_if_unowned, pool_folders
+from kvdock_segments.index_file import open_index, read_contents
 from kvdock_segments.namespace_files import read_record
 from kvdock_segments.paths import SETTLED_NS, IndexName, listing, open_folder
-from kvdock_segments.segment import open_index, read_contents
+from kvdock_segments.tenant_count import TenantCount, owners, sums
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kvdock.arrays import BoolArray, Int64Array
     from kvdock.config.tenants import Tenants
-    from kvdock_segments.format import Records
     from kvdock_segments.index import Index
     from kvdock_segments.limits import StoreLocation
 
@@ -46,53 +45,6 @@ _LOOK_S = 0.5
 """Least seconds between two looks at the index files of other pools."""
 _PATIENCE = 20
 """How many times as long as a look takes is waited before the next one."""
-
-
-def owners(
-    numbers: Int64Array, listed: Collection[int], salted: int = NO_TENANT
-) -> Int64Array:
-    """Return whose room pages take, int64 (n,): a listed tenant's, or `NO_TENANT`.
-
-    Args:
-        numbers: int64 (n,), as their records have them.
-        listed: Numbers of the listed tenants.
-        salted: Number of the tenant that the namespace's salt belongs to.
-    """
-    whose = np.where(numbers == NO_TENANT, salted, numbers)
-    return np.where(np.isin(whose, list(listed)), whose, NO_TENANT)
-
-
-@attrs.define(eq=False)
-class TenantCount:
-    """Bytes of the pages of each tenant in one index; kept up under its lock.
-
-    Args:
-        listed: Numbers of the listed tenants.
-        salted: Number of the tenant that the namespace's salt belongs to.
-    """
-
-    listed: Collection[int]
-    salted: int = NO_TENANT
-    nbytes: Counter[int] = attrs.field(factory=Counter)
-
-    def owners(self, numbers: npt.NDArray[np.integer[Any]]) -> Int64Array:
-        """Return whose room pages take, int64 (n,), by what their records have."""
-        return owners(numbers.astype(np.int64), self.listed, self.salted)
-
-    def add(self, records: Records, object_bytes: Int64Array) -> None:
-        """Count pages that came."""
-        for number, nbytes in _sums(self.owners(records["tenant"]), object_bytes):
-            self.nbytes[number] += nbytes
-
-    def remove(self, records: Records, object_bytes: Int64Array) -> None:
-        """Count pages no longer that went."""
-        for number, nbytes in _sums(self.owners(records["tenant"]), object_bytes):
-            self.nbytes[number] -= nbytes
-
-
-def _sums(whose: Int64Array, nbytes: Int64Array) -> Iterator[tuple[int, int]]:
-    for number in np.unique(whose).tolist():
-        yield number, int(nbytes[whose == number].sum())
 
 
 @attrs.frozen(eq=False)
@@ -193,8 +145,8 @@ class RootRoom:
         whose = owners(numbers, self._listed, self._salted[namespace])
         kept = live["keep_until"] > int(time.time())
         each = np.full(len(live), contents.object_bytes)
-        every = Counter(dict(_sums(whose, each)))
-        return every, Counter(dict(_sums(whose[kept], each[kept])))
+        every = Counter(dict(sums(whose, each)))
+        return every, Counter(dict(sums(whose[kept], each[kept])))
 
     def used(self) -> Counter[int]:
         """Return the bytes of each tenant as they were found."""
@@ -325,7 +277,7 @@ class Room:
             rows = np.flatnonzero(index.records["keep_until"] > int(time.time()))
             whose = self._count.owners(index.records["tenant"][rows])
             nbytes = index.object_bytes_in[index.segment_of[rows]]
-            return Counter(dict(_sums(whose, nbytes))) + self._elsewhere.promised()
+            return Counter(dict(sums(whose, nbytes))) + self._elsewhere.promised()
 
     def may_lose(
         self, segments: Iterable[tuple[str, str]]

@@ -5,176 +5,34 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from kvdock.arrays import BoolArray, Int64Array
 from kvdock_segments import ownership
 from kvdock_segments.format import (
     COMMITS_AT,
     FORMAT_VERSION,
-    HEADER_BYTES,
-    RECORD,
-    RECORD_BYTES,
-    RECORDS_AT,
-    USE_BYTES,
     Records,
-    are_failed,
-    are_same,
-    as_current,
-    credible_uses,
     failed_records,
-    header_of,
     index_bytes,
-    parse_header,
-    promised,
-    records_in_words,
     uses_at,
-    valid,
-    with_checksums,
 )
-from kvdock_segments.io import preallocate_file
+from kvdock_segments.index_file import (
+    IndexContents,
+    open_index,
+    read_commits,
+    write_records,
+)
 from kvdock_segments.ownership import WriterLiveness
-from kvdock_segments.paths import IndexName, open_and_look, open_file
+from kvdock_segments.paths import IndexName, open_and_look
 
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array
-    from kvdock_segments.index import RowRange
-
-
-_MOST_SLOTS = 1 << 16
-"""Maximum number of slots of an index file: the number of a slot has 16 bits."""
 _RETRY_S = 60.0
 """Seconds before a slot that could not be written is tried again; eight times as long
 after each further failure."""
 _LONGEST_RETRY_S = 24 * 3600.0
-
-
-@attrs.frozen(eq=False)
-class IndexContents:
-    """Contents of an index file when it was read.
-
-    Args:
-        version: Version of its layout.
-        slots: Number of slots.
-        slot_bytes: Bytes from one slot to the next.
-        object_bytes: Size of the objects.
-        commits: Number of commits; changes whenever records are added.
-        records: (slots,), in the layout that is written; invalid ones are zero.
-        used_ns: int64 (slots,).
-        corrupt_slots: int64 (n,), slots with an invalid record.
-        corrupt_records: (n,), those records as they are.
-        failed: (n,), records of slots that could not be written.
-    """
-
-    version: int
-    slots: int
-    slot_bytes: int
-    object_bytes: int
-    commits: int
-    records: Records
-    used_ns: Int64Array
-    corrupt_slots: Int64Array
-    corrupt_records: Records
-    failed: Records
-
-
-def open_index(folder: int, name: str, *, write: bool = False) -> int:
-    """Open an index file."""
-    return open_file(folder, name, os.O_RDWR if write else os.O_RDONLY)
-
-
-def read_header(fd: int, name: IndexName) -> Records | None:
-    """Read a header; None if it is torn, another segment's, or of a later version."""
-    header = parse_header(os.pread(fd, HEADER_BYTES, 0))
-    if header is None or int(header["segment"][0]) != name.segment:
-        return None
-    if int(header["slots"][0]) > _MOST_SLOTS or int(header["slot_bytes"][0]) >= 2**47:
-        return None  # beyond what kvdock writes
-    return header
-
-
-def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | None:
-    """Read an index file whole; None if its head is torn or of a later version.
-
-    Records of other segments are ignored, and slots beyond the `data_bytes` of the file
-    of pages are lost.
-    """
-    header = read_header(fd, name)
-    if header is None:
-        return None
-    version = int(header["version"][0])
-    slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
-    raw = b""
-    # Bytes beyond the last time of use are not read, however many there are.
-    while chunk := os.pread(fd, index_bytes(slots) - len(raw), len(raw)):
-        raw += chunk
-    whole = min(slots, max(0, len(raw) - RECORDS_AT) // RECORD_BYTES)
-    records = np.zeros(slots, RECORD)
-    if whole:  # a file may end before its first record
-        records[:whole] = np.frombuffer(raw, RECORD, whole, RECORDS_AT)
-    there = records["check"] != 0
-    numbers = np.arange(slots)
-    good = valid(records, header, numbers)
-    if slot_bytes:
-        good &= (numbers + 1) * slot_bytes <= data_bytes
-        good &= int(header["object_bytes"][0]) <= slot_bytes
-    wrong = np.flatnonzero(there & ~good)
-    corrupt_slots, failed_slots = wrong, records[:0].copy()
-    if len(wrong):
-        failed = are_failed(records[wrong], name.segment, wrong)
-        failed_slots, corrupt_slots = records[wrong[failed]], wrong[~failed]
-    corrupt_records = records[corrupt_slots]
-    records[~good] = np.zeros((), RECORD)
-    records = as_current(records, version)
-    used_ns = records["stored_ns"].astype(np.int64)
-    if len(raw) >= index_bytes(slots):
-        used_ns = np.maximum(used_ns, np.frombuffer(raw, "<i8", slots, uses_at(slots)))
-    # No checksum covers the times of use: a damaged one would be the latest for ever.
-    return IndexContents(
-        version=version,
-        slots=slots,
-        slot_bytes=slot_bytes,
-        object_bytes=int(header["object_bytes"][0]),
-        commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
-        records=records,
-        used_ns=credible_uses(used_ns),
-        corrupt_slots=corrupt_slots,
-        corrupt_records=corrupt_records,
-        failed=failed_slots,
-    )
-
-
-def holds_promises(fd: int, name: IndexName) -> bool:
-    """Return whether a page of a segment may not be evicted now."""
-    contents = read_contents(fd, name, 2**62)
-    if contents is None:
-        return False
-    return bool(promised(records_in_words(contents.records)).any())
-
-
-def read_commits(fd: int) -> int:
-    """Return the number that changes whenever records are added."""
-    return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
-
-
-def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
-    """Return when each slot was last used, int64 (slots,); 0 where unknown.
-
-    No more than the first `most` are read.
-    """
-    size = min(slots, most) * USE_BYTES
-    raw = os.pread(fd, size, uses_at(slots)).ljust(size, b"\0")
-    return credible_uses(np.frombuffer(raw, "<i8").astype(np.int64))
-
-
-def read_record(fd: int, slot: int) -> bytes:
-    """Return the bytes of one record."""
-    return os.pread(fd, RECORD_BYTES, RECORDS_AT + slot * RECORD_BYTES)
 
 
 def credible_retries(retry_ns: Int64Array) -> Int64Array:
@@ -182,116 +40,18 @@ def credible_retries(retry_ns: Int64Array) -> Int64Array:
     return np.minimum(retry_ns, time.time_ns() + int(_LONGEST_RETRY_S * 1e9))
 
 
-def _runs(slots: Int64Array) -> Iterator[tuple[int, int]]:
-    """Divide ascending slots into runs of neighbours: (first, last + 1)."""
-    if not len(slots):
-        return iter(())
-    edges = np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1
-    return pairwise([0, *edges.tolist(), len(slots)])
+@attrs.frozen
+class RowRange:
+    """The rows of one segment: slot n is row `first` + n."""
 
+    number: int
+    first: int
+    slots: int
 
-def read_records(fd: int, slots: Int64Array) -> Records:
-    """Read records; neighbours in one call.
-
-    Args:
-        fd: The open index file.
-        slots: int64 (n,), ascending.
-
-    Returns:
-        (n,), as they are; zeros beyond the end of the file.
-    """
-    raw = bytearray()
-    for first, last in _runs(slots):
-        at = RECORDS_AT + int(slots[first]) * RECORD_BYTES
-        size = (last - first) * RECORD_BYTES
-        raw += os.pread(fd, size, at).ljust(size, b"\0")
-    return np.frombuffer(raw, RECORD)
-
-
-def write_records(fd: int, slots: Int64Array, records: Records) -> None:
-    """Write records; neighbours in one call.
-
-    Args:
-        fd: The open index file.
-        slots: int64 (n,), ascending.
-        records: (n,).
-    """
-    raw = memoryview(records.tobytes())
-    for first, last in _runs(slots):
-        part = raw[first * RECORD_BYTES : last * RECORD_BYTES]
-        at = RECORDS_AT + int(slots[first]) * RECORD_BYTES
-        if os.pwrite(fd, part, at) != len(part):
-            raise OSError(errno.ENOSPC, "an index file could not be written whole")
-
-
-def erase_records(fd: int, slots: Int64Array) -> None:
-    """Overwrite records with zeros: these slots hold nothing."""
-    if len(slots):
-        ordered = np.sort(slots)
-        write_records(fd, ordered, np.zeros(len(ordered), RECORD))
-
-
-def retire_records(
-    fd: int, slots: Int64Array, believed: Records, version: int = FORMAT_VERSION
-) -> BoolArray:
-    """Erase records that are still the expected ones.
-
-    Args:
-        fd: The index file, open for writing.
-        slots: int64 (n,), all different.
-        believed: (n,).
-        version: Version of the file.
-
-    Returns:
-        bool (n,): which of them were erased; the others had been replaced.
-    """
-    stored = b"".join(
-        read_record(fd, slot).ljust(RECORD_BYTES, b"\0") for slot in slots.tolist()
-    )
-    same = are_same(np.frombuffer(stored, RECORD), believed, version)
-    erase_records(fd, slots[same])
-    return same
-
-
-def convert_index(
-    folder: int, name: IndexName, contents: IndexContents, kept_by: WriterLiveness
-) -> int:
-    """Replace a claimed index file by one of the version that is written.
-
-    A process that is killed meanwhile leaves the old file or the new one, whole.
-
-    Returns:
-        The descriptor of the new file, claimed.
-
-    Raises:
-        OSError: If it cannot be written; the old one stays.
-    """
-    fresh = IndexName(name.segment, name.generation, "new")
-    header = header_of(
-        name.segment,
-        name.generation,
-        contents.slots,
-        contents.slot_bytes,
-        contents.object_bytes,
-    )
-    with suppress(FileNotFoundError):  # of a process that was killed
-        os.unlink(str(fresh), dir_fd=folder)
-    fd = make_index(folder, fresh, header, contents.slots, kept_by)
-    try:
-        there = np.flatnonzero(contents.records["check"] != 0)
-        records = contents.records[there]
-        with_checksums(records)
-        write_records(fd, there, records)
-        os.pwrite(fd, contents.used_ns.astype("<i8").tobytes(), uses_at(contents.slots))
-        commits = contents.commits + 1
-        os.pwrite(fd, commits.to_bytes(8, "little"), COMMITS_AT)
-        os.rename(str(fresh), str(name), src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        os.close(fd)
-        with suppress(OSError):
-            os.unlink(str(fresh), dir_fd=folder)
-        raise
-    return fd
+    @property
+    def span(self) -> slice:
+        """All of its rows."""
+        return slice(self.first, self.first + self.slots)
 
 
 @attrs.frozen
@@ -531,31 +291,3 @@ class Segment:
             with suppress(OSError):
                 self._rename(attrs.evolve(self.name, state="idx"))
         ownership.release(fd)
-
-
-def make_index(
-    folder: int, name: IndexName, header: bytes, slots: int, kept_by: WriterLiveness
-) -> int:
-    """Create and claim the index file of a new segment in state "new".
-
-    Raises:
-        OSError: If there is no space; EAGAIN if it was swept away before it was
-            claimed.
-    """
-    fd = open_file(folder, str(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
-        _begin(fd, kept_by)
-        preallocate_file(fd, index_bytes(slots))
-        os.pwrite(fd, header, 0)
-    except OSError:
-        os.close(fd)
-        with suppress(FileNotFoundError):
-            os.unlink(str(name), dir_fd=folder)
-        raise
-    return fd
-
-
-def _begin(fd: int, kept_by: WriterLiveness) -> None:
-    swept = kept_by is WriterLiveness.LOCKS and not ownership.acquire(fd)
-    if swept or not os.fstat(fd).st_nlink:
-        raise OSError(errno.EAGAIN, "swept away as a leftover of a dead writer")

@@ -27,11 +27,11 @@ from kvdock_segments.allocator import SegmentAllocator
 from kvdock_segments.catalog import Catalog
 from kvdock_segments.cleanup import clear_namespace
 from kvdock_segments.eviction import OtherPools
-from kvdock_segments.fd_cache import OUT_OF_FILES
 from kvdock_segments.inspect import namespace_of
 from kvdock_segments.io import slot_bytes_of
 from kvdock_segments.limits import StoreLimits
 from kvdock_segments.namespace_files import keep_files, remove_damaged
+from kvdock_segments.paths import OUT_OF_FILES
 from kvdock_segments.promises import PromiseBudget
 from kvdock_segments.reader import Reader
 from kvdock_segments.retention import Retainer

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from kvdock.arrays import BoolArray, UInt64Array
+from kvdock.arrays import BoolArray, UInt64Array
 
 _STEP = 1 << 14
 """Keys that are looked up at once: 3 ms under the lock of the index."""

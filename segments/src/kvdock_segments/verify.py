@@ -21,6 +21,13 @@ from kvdock.errors import KvdockError, NamespaceError
 from kvdock.stores import Verified
 from kvdock_segments.cleanup import linked_segments
 from kvdock_segments.format import RECORD, are_same, expired, records_in_words
+from kvdock_segments.index_file import (
+    IndexContents,
+    open_index,
+    read_contents,
+    read_record,
+    retire_records,
+)
 from kvdock_segments.inspect import (
     Location,
     folders_of,
@@ -30,13 +37,6 @@ from kvdock_segments.inspect import (
 )
 from kvdock_segments.namespace_files import damaged_files
 from kvdock_segments.paths import data_name, open_file
-from kvdock_segments.segment import (
-    IndexContents,
-    open_index,
-    read_contents,
-    read_record,
-    retire_records,
-)
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array

@@ -10,7 +10,6 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
-from kvdock_segments.fd_cache import OUT_OF_FILES
 from kvdock_segments.format import Records, records_of, times_of
 from kvdock_segments.io import (
     DEADLINE,
@@ -20,6 +19,7 @@ from kvdock_segments.io import (
     IORequest,
     IOResult,
 )
+from kvdock_segments.paths import OUT_OF_FILES
 from kvdock_segments.recycling import SegmentRecycler
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ Raw = Callable[[int], tuple[float, float]]
 """Seconds of writing and of reading so many bytes without the backend."""
 
 
-def measure(  # noqa: PLR0913 - what a figure depends on
+def measure(
     backend: Backend,
     settings: Mapping[str, object],
     page_bytes: int,

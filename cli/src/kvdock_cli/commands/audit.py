@@ -16,7 +16,7 @@ from kvdock_cli.reports import audit as report
 from kvdock_cli.terminal import style_of
 
 
-def audit(  # noqa: PLR0913 - one option each
+def audit(
     url: str,
     /,
     *,

@@ -156,7 +156,7 @@ def verify(
     return emit(text, data, as_json=json)
 
 
-def gc(  # noqa: PLR0913 - one option each
+def gc(
     target: str,
     /,
     *,
@@ -528,7 +528,7 @@ def expire(  # noqa: PLR0913 - one option each
     return _retain(target, which, asked, dry_run, shared_root, set_, json)
 
 
-def _retain(  # noqa: PLR0913, PLR0917 - what two commands were given
+def _retain(
     target: str,
     which: tuple[str, str, str, Path | None],
     asked: Retention,

@@ -121,7 +121,7 @@ def split_settings(
     return structure(cls, own, where=where), rest
 
 
-def load_engine_configuration(  # noqa: PLR0913 - each has its name
+def load_engine_configuration(
     own: E,
     plugins: Sequence[str],
     rest: Mapping[str, object],

@@ -369,8 +369,13 @@ class _Question:
 
     def answer(self, **more: Any) -> RequestAnswer:  # noqa: ANN401 - its fields
         """Return an answer to it."""
-        asked = (self.request, self.namespace, self.at_s)
-        return RequestAnswer(*asked, lost_records=self.lost_records, **more)
+        return RequestAnswer(
+            self.request,
+            self.namespace,
+            self.at_s,
+            lost_records=self.lost_records,
+            **more,
+        )
 
 
 def _question(

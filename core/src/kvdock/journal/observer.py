@@ -144,9 +144,16 @@ class Journal:
                 outcomes = event.outcomes.tobytes()
                 refused = _REFUSED in outcomes and event.operation == Operation.PUT
                 full = refused and event.backend in self._full and not event.held_back
-                kept = (tuple(event.hashes), outcomes, "full" if full else "")
-                given = (time.time(), event, origin, *kept)
-                self._add(partial(record_of_pages, *given), max(1, len(outcomes)))
+                record = partial(
+                    record_of_pages,
+                    time.time(),
+                    event,
+                    origin,
+                    tuple(event.hashes),
+                    outcomes,
+                    "full" if full else "",
+                )
+                self._add(record, max(1, len(outcomes)))
             case PoolsAttached():
                 self._add(partial(record_of_pools, time.time(), event, origin))
             case PoolsDetached():

@@ -334,8 +334,8 @@ class _Builder:
         if by_token and (plan.dcp_size > 1 or plan.context is ContextSplit.TOKENS):
             changes["interleave_tokens"] = plan.interleave_tokens
         if plan.share_tp and pool.by_head:
-            sizes = (plan.tp_size, *plan.share_tp)
-            changes["head_group"] = max(1, pool.heads // math.lcm(*sizes))
+            shared = math.lcm(plan.tp_size, *plan.share_tp)
+            changes["head_group"] = max(1, pool.heads // shared)
         return attrs.evolve(
             pool, **{name: one for name, one in changes.items() if name not in table}
         )

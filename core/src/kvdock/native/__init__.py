@@ -9,18 +9,16 @@ page, so one thread at a time moves small pages.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvdock.arrays import Int32Array, Int64Array, UInt64Array
 from kvdock.compiled import Library as Library
 from kvdock.compiled import library as library
-
-if TYPE_CHECKING:
-    from kvdock.arrays import Int32Array, Int64Array, UInt64Array
 
 LEFT = -(2**31)
 """Error of an object that the library leaves to Python: its call failed, its memory

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, FloatArray
+from kvdock.arrays import BoolArray, FloatArray
 
 
 def costs(

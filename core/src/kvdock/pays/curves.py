@@ -11,14 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvdock.arrays import FloatArray, Int64Array
 from kvdock.synchronization import SharedTime
-
-if TYPE_CHECKING:
-    from kvdock.arrays import FloatArray, Int64Array
 
 _LOADS_FADE_S = 5.0
 """Half-life of what is known of loads: a store changes within seconds."""

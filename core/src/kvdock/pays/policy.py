@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from kvdock.arrays import BoolArray, FloatArray, Int64Array
 from kvdock.config.core import PaysMode, PaysSettings
 from kvdock.events import LoadDecided, LookupSkipped
 from kvdock.pays.choice import cheapest, costs
 from kvdock.pays.curves import ComputeCurve, LoadCurve
 from kvdock.strict_enum import StrictEnum
-
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, FloatArray, Int64Array
 
 log = logging.getLogger("kvdock")
 

@@ -132,7 +132,7 @@ class Expectation:
         changed: Called after each change, without a lock.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - all that one request is
+    def __init__(
         self,
         request: str,
         number: int,

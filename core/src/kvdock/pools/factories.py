@@ -467,7 +467,7 @@ def compressed(  # noqa: PLR0913 - the dimensions of compressed KV
     )
 
 
-def ring_state(  # noqa: PLR0913 - the dimensions of a ring
+def ring_state(
     name: str,
     *,
     layers: Iterable[int],

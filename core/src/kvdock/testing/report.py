@@ -190,7 +190,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     )
 
 
-def spelled_words(  # noqa: PLR0913 - what a check depends on
+def spelled_words(
     name: str,
     settings: Mapping[str, object],
     *,

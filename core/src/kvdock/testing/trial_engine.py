@@ -69,7 +69,7 @@ class TrialEngine:
 
 
 @contextmanager
-def trial_engine(  # noqa: PLR0913 - what an engine is attached with
+def trial_engine(
     dock: Dock,
     pool: PoolSpec,
     settings: Mapping[str, Mapping[str, object]],

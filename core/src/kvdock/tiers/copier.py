@@ -321,9 +321,14 @@ class Copier:
             which = np.flatnonzero(ends == end)
             names = [hashes[at] for at in which.tolist()]
             times = CallTimes(Retention(copy.keep_until, end))
-            put = (copy.target, Operation.PUT, names, rows[which])
             with stored_for(copy.tenant):
-                outcomes[which] = self._move(*put, times if times.asked else None)
+                outcomes[which] = self._move(
+                    copy.target,
+                    Operation.PUT,
+                    names,
+                    rows[which],
+                    times if times.asked else None,
+                )
         return outcomes
 
     def _move(

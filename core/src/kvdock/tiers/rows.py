@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
+from kvdock.arrays import Int64Array
 
 
 class RowChunks:

@@ -71,7 +71,7 @@ class Attachment(ClosedAfterUse):
         return LoadPolicy(self.core.pays, self.notify)
 
     @classmethod
-    def open(  # noqa: PLR0913 - an engine's choices, half of them optional
+    def open(
         cls,
         dock: Dock,
         plan: Plan,

@@ -147,7 +147,7 @@ class AttachedBackends:
         return ended
 
 
-def attach_plan(  # noqa: PLR0913 - the arguments of `Attachment.open`
+def attach_plan(
     dock: Dock,
     plan: Plan,
     namespace: Namespace,

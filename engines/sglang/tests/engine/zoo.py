@@ -44,7 +44,7 @@ def _host(cls: Any, *args: Any, **options: Any) -> Any:
     return cls(*args, **{key: one for key, one in options.items() if key in known})
 
 
-def mha_host(  # noqa: PLR0913 - each is one way in which pools differ
+def mha_host(
     layout: str = "page_first_direct",
     *,
     heads: int = 2,

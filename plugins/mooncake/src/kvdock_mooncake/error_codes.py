@@ -9,15 +9,12 @@ Source: Mooncake 0.3.13, mooncake-store/include/types.h, ErrorCode.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from kvdock import Outcome
-
-if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array, OutcomeArray
+from kvdock.arrays import Int64Array, OutcomeArray
 
 NO_ROOM = -200
 """No segment has room: full of leased objects, or there is no segment."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from kvdock import Operation
+from kvdock.arrays import Int64Array
 from kvdock_mooncake.error_codes import (
     GIVEN_UP,
     LEASED,
@@ -19,9 +19,6 @@ from kvdock_mooncake.error_codes import (
     TRANSFER_FAILED,
     sentence_of,
 )
-
-if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
 
 log = logging.getLogger("kvdock")
 

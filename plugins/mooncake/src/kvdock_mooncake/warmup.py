@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 import numpy as np
@@ -16,9 +17,6 @@ from kvdock.units import format_seconds
 from kvdock_mooncake.error_codes import NO_ROOM, TRANSFER_FAILED, sentence_of
 from kvdock_mooncake.master import ClusterError
 from kvdock_mooncake.registered_memory import RawMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 log = logging.getLogger("kvdock")
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from kvdock.arrays import Int64Array
 from kvdock_nixl.agents import TransferError
 from kvdock_nixl.call import BLOCK, PART_BYTES, Call
 from kvdock_nixl.straight import descriptors
-
-if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
 
 
 @attrs.frozen

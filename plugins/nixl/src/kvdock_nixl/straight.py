@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 
+from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 from kvdock_nixl.agents import MOST_DESCRIPTORS, TransferError
 from kvdock_nixl.call import BLOCK, Call
-
-if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 

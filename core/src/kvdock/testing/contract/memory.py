@@ -26,10 +26,14 @@ JUNK = 0x5A
 def takes_any(harness: Harness) -> bool:
     """Return whether the plugin accepts any memory."""
     backend = harness.backend
-    asked = (Capability.HOST_ALLOCATOR, harness.any_pool(), Shard())
-    said = backend.check_capability(*asked, backend.settings(harness.settings))
+    allocates, pool, shard = Capability.HOST_ALLOCATOR, harness.any_pool(), Shard()
+    said = backend.check_capability(
+        allocates, pool, shard, backend.settings(harness.settings)
+    )
     if said is None:
-        said = from_manifest(*asked, backend.manifest, RouteRequirements())
+        said = from_manifest(
+            allocates, pool, shard, backend.manifest, RouteRequirements()
+        )
     return bool(said)
 
 

@@ -15,7 +15,7 @@ def _activated(y: torch.Tensor, activation: object) -> torch.Tensor:
     return F.silu(y) if activation in ("silu", "swish", True) else y
 
 
-def causal_conv1d_fn_cpu(  # noqa: PLR0913, PLR0917 - the kernel's own signature
+def causal_conv1d_fn_cpu(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -67,7 +67,7 @@ def causal_conv1d_update_cpu(
     return _activated(y, activation).to(x.dtype)
 
 
-def _delta_rule(  # noqa: PLR0913, PLR0917 - the rule's own terms
+def _delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

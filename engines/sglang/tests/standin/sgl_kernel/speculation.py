@@ -27,7 +27,7 @@ def copy_all_layer_kv_cache_cpu(
             ctypes.memmove(base + at * stride, slot, stride)
 
 
-def assign_draft_cache_locs_contiguous_cpu(  # noqa: PLR0913, PLR0917 - the kernel's own signature
+def assign_draft_cache_locs_contiguous_cpu(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -124,7 +124,7 @@ def build_tree_kernel_efficient_cpu(  # noqa: PLR0913, PLR0917 - the kernel's ow
         place += seen.numel()
 
 
-def verify_tree_greedy_cpu(  # noqa: PLR0913, PLR0917 - the kernel's own signature
+def verify_tree_greedy_cpu(
     predicts: torch.Tensor,
     accept_index: torch.Tensor,
     accept_token_num: torch.Tensor,

@@ -1,4 +1,4 @@
-# ruff: noqa: FBT001, FBT002, PLR0913, PLR0917, PTH108, PTH112, PTH115, PTH211
+# ruff: noqa: FBT001, FBT002, PTH108, PTH112, PTH115, PTH211
 # Its signatures are those of the original.
 """A fake of `hf3fs_fuse.io` on any local directory: signatures and semantics of 3FS.
 
