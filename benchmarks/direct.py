@@ -422,7 +422,8 @@ def request_ways(
             raise SystemExit(f"a request was {state}")
 
     request(verify=True)
-    (peer,) = sender.transfers._sender._peers.values()  # noqa: SLF001 - measured alone
+    (other,) = sender.transfers._sender._receivers.values()  # noqa: SLF001 - measured alone
+    (peer,) = other.peers.values()
     grid, target = sender.grid(), receiver.call("grid")
     rows = coalesce(match(grid, target, own, slots))
     copied = None

@@ -81,4 +81,4 @@ def test_an_attached_pool_says_what_is_stored_where(staging: StagingPolicy) -> N
         assert cache["kv"].backend == "shelf"
         assert sorted(cache["kv"].keys(hashes(2))) == sorted(shelf.objects)
         stored = len(next(iter(shelf.objects.values())))
-        assert cache["kv"].nearest.object_bytes.tolist() == [stored]
+        assert cache["kv"].object_bytes.tolist() == [stored]

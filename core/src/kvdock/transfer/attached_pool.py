@@ -102,6 +102,11 @@ class AttachedPool:
         return max(one.channel.backend.manifest.sharing for one in self.placements)
 
     @property
+    def object_bytes(self) -> Int64Array:
+        """Bytes of each object of a page in the nearest backend, with trailers."""
+        return self.nearest.object_bytes
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of a page, without trailers."""
         return self.region.page_bytes
