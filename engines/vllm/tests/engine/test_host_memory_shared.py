@@ -137,6 +137,7 @@ FAMILIES = {
     "swa": (Row(72, 1, 0.9), Row(16, 8, 0.9)),
     # Its windows are stored where prompts end, so a beginning of one is not restored.
     "swa_full": (Row(72, 1, 0), Row(30, 4, 0.9)),
+    "chunked": (Row(72, 1, 0), Row(30, 4, 0.9)),
 }
 
 
@@ -153,3 +154,23 @@ def test_all_kinds_of_groups_are_counted_as_vllm_loads_them(
     backs = come_back(lives, tmp_path, asked, family=family)
     for back, row in zip(backs, rows, strict=True):
         back.check(row.restored)
+
+
+def test_rows_are_given_back_by_requests_that_end_and_caches_that_are_emptied(
+    lives: Lives, tmp_path: Path
+) -> None:
+    four = Row(40, 4, 1.0).prompts(1, BLOCK)
+    shared = [four[0] + unlike_others(60 + n, 40) for n in range(6)]
+    asked: list[dict[str, Any]] = [
+        {"prompts": four, "disturb": "abort"},
+        {"prompts": four, "disturb": "reset"},
+        {"prompts": shared},
+    ]
+    waits: dict[str, Any] = {"wait_for_host_memory": "60 s"}
+    aborted, emptied, together = come_back(lives, tmp_path, asked, **waits)
+    assert aborted.found["tokens"] == aborted.right[1:]
+    assert all(one >= 40 * BLOCK for one in aborted.found["cached"])
+    assert emptied.found["tokens"] == emptied.right
+    # One load serves all who share a prefix.
+    together.check(0.97)
+    assert together.found["different"] <= 41 + 5
