@@ -156,6 +156,20 @@ def test_all_kinds_of_groups_are_counted_as_vllm_loads_them(
         back.check(row.restored)
 
 
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+@pytest.mark.slow
+def test_two_ranks_share_rows_that_do_not_fit_their_prompts(
+    lives: Lives, tmp_path: Path
+) -> None:
+    rows = Row(72, 1, 0.88), Row(40, 4, 1.0)
+    asked = [{"prompts": row.prompts(1 + 20 * n, BLOCK)} for n, row in enumerate(rows)]
+    found = come_back(lives, tmp_path, asked, family="llama_2", engine=TWO_RANKS)
+    for back, row in zip(found, rows, strict=True):
+        back.check(row.restored)
+
+
 def test_rows_are_given_back_by_requests_that_end_and_caches_that_are_emptied(
     lives: Lives, tmp_path: Path
 ) -> None:
