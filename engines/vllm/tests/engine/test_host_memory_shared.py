@@ -137,6 +137,7 @@ FAMILIES = {
     "swa": (Row(72, 1, 0.9), Row(16, 8, 0.9)),
     # Its windows are stored where prompts end, so a beginning of one is not restored.
     "swa_full": (Row(72, 1, 0), Row(30, 4, 0.9)),
+    "chunked": (Row(72, 1, 0), Row(30, 4, 0.9)),
 }
 
 
@@ -153,3 +154,37 @@ def test_all_kinds_of_groups_are_counted_as_vllm_loads_them(
     backs = come_back(lives, tmp_path, asked, family=family)
     for back, row in zip(backs, rows, strict=True):
         back.check(row.restored)
+
+
+TWO_RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+@pytest.mark.slow
+def test_two_ranks_share_rows_that_do_not_fit_their_prompts(
+    lives: Lives, tmp_path: Path
+) -> None:
+    rows = Row(72, 1, 0.88), Row(40, 4, 1.0)
+    asked = [{"prompts": row.prompts(1 + 20 * n, BLOCK)} for n, row in enumerate(rows)]
+    found = come_back(lives, tmp_path, asked, family="llama_2", engine=TWO_RANKS)
+    for back, row in zip(found, rows, strict=True):
+        back.check(row.restored)
+
+
+def test_rows_are_given_back_by_requests_that_end_and_caches_that_are_emptied(
+    lives: Lives, tmp_path: Path
+) -> None:
+    four = Row(40, 4, 1.0).prompts(1, BLOCK)
+    shared = [four[0] + unlike_others(60 + n, 40) for n in range(6)]
+    asked: list[dict[str, Any]] = [
+        {"prompts": four, "disturb": "abort"},
+        {"prompts": four, "disturb": "reset"},
+        {"prompts": shared},
+    ]
+    waits: dict[str, Any] = {"wait_for_host_memory": "60 s"}
+    aborted, emptied, together = come_back(lives, tmp_path, asked, **waits)
+    assert aborted.found["tokens"] == aborted.right[1:]
+    assert all(one >= 40 * BLOCK for one in aborted.found["cached"])
+    assert emptied.found["tokens"] == emptied.right
+    # One load serves all who share a prefix.
+    together.check(0.97)
+    assert together.found["different"] <= 41 + 5
