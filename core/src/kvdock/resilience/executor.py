@@ -196,6 +196,9 @@ class Job:
         """
         self.until_s, self.on_abandon = until_s, on_abandon
         if self.watch is not None:
+            if on_abandon is not None:  # another thread records it, for this request
+                context = contextvars.copy_context()
+                self.on_abandon = lambda overran: context.run(on_abandon, overran)
             self.watch(until_s)
         self.lock.release()
 
