@@ -20,8 +20,7 @@ from kvdock_cli.terminal import style_of
 
 def versions(*, json: bool) -> int:
     """Print every part with its version and path; import no plugin."""
-    groups = OBSERVERS_GROUP, BACKENDS_GROUP, COMMANDS_GROUP
-    points = list_entry_points(*groups)
+    points = list_entry_points(OBSERVERS_GROUP, BACKENDS_GROUP, COMMANDS_GROUP)
     # Both announce some, so nothing else has to look for their versions.
     known = {one.distribution: one.version for one in points}
     parts = [

@@ -228,8 +228,9 @@ class PeerEngine:
         with self._calling() as raw:
             if not self._is(raw, peer):
                 return False
-            lists = local.tolist(), remote.tolist(), sizes.tolist()
-            return not raw.batch_transfer_sync_write(peer.address, *lists)
+            return not raw.batch_transfer_sync_write(
+                peer.address, local.tolist(), remote.tolist(), sizes.tolist()
+            )
 
     def _is(self, raw: Any, peer: PeerAddress) -> bool:  # noqa: ANN401 - the library's own class
         """Return whether the peer's scratch holds its nonce."""
