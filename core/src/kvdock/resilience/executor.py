@@ -458,7 +458,8 @@ class DeadlineExecutor:
         """Abandon a job if its backend is late; return whether it was."""
         # Blocks while its worker prepares memory or records what came of a batch.
         with job.lock:
-            late = not job.ended and time.monotonic() >= job.until_s
+            under_way = job.executor is self and not job.ended
+            late = under_way and time.monotonic() >= job.until_s
             if late:
                 self._abandon(job, overran=True)
             return late
