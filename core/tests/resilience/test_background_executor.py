@@ -12,7 +12,7 @@ import pytest
 from shelf import Engine, Shelf, attention, hashes, hasty, indexer, patient, until
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock.events import BatchEnded, Event, stored_for
+from kvdock.events import BatchEnded, Event, PagesAnswered, requested_by, stored_for
 from kvdock.pays import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.resilience import background_executor
@@ -97,6 +97,35 @@ def test_a_load_that_hangs_is_counted_at_its_deadline_and_its_thread_replaced() 
         assert manager.drain(60)
         assert late.outcomes.tolist() == [Outcome.TIMEOUT]
         assert len(listener.ended) == 2, "a settled call is recorded once"
+
+
+class Recorder:
+    """Notes what it is told of pages."""
+
+    observes_pages = True
+
+    def __init__(self) -> None:
+        self.told: list[PagesAnswered] = []
+        self.then: Callable[[PagesAnswered], object] = lambda _: None
+
+    @hookimpl
+    def kvdock_observe(self, event: Event) -> None:
+        if isinstance(event, PagesAnswered) and event.operation is Operation.GET:
+            self.told.append(event)
+            self.then(event)
+
+
+def test_a_load_that_hangs_is_recorded_for_its_request() -> None:
+    recorder = Recorder()
+    engine = Engine([Shelf()], (attention(),), patient(), observers=[recorder])
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 1)
+        engine.shelf.trouble = holding = Holding(*names)
+        with requested_by("request"):
+            load = manager.read("kv", names, [1], timeout_s=0.05)
+        until(lambda: load.ended)
+        holding.release.set()
+        assert [one.request for one in recorder.told] == ["request"]
 
 
 def test_an_earlier_deadline_is_watched_although_a_later_one_came_first() -> None:
@@ -271,13 +300,6 @@ def test_a_load_with_less_time_does_not_shorten_that_of_others(
 def test_loads_that_are_cut_or_recorded_for_a_request_go_alone(
     held_loads: Callable[..., Loads],
 ) -> None:
-    class Recorder:
-        observes_pages = True
-
-        @hookimpl
-        def kvdock_observe(self, event: Event) -> None:
-            pass
-
     recorded = held_loads(1, (Recorder(),))
     assert recorded.go_on(*map(recorded.read, (1, 2))) == [1, 1]
     waiting = held_loads()
