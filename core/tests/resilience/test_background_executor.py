@@ -128,6 +128,58 @@ def test_a_load_that_hangs_is_recorded_for_its_request() -> None:
         assert [one.request for one in recorder.told] == ["request"]
 
 
+class Cancelled(BaseException):
+    """What an observer may raise that is no Exception."""
+
+
+def test_an_observer_that_raises_what_ends_threads_ends_a_load_with_errors() -> None:
+    recorder = Recorder()
+
+    def cancel(_: PagesAnswered) -> None:
+        raise Cancelled
+
+    core = patient(transfers={"readers": 1})
+    engine = Engine([Shelf()], (attention(),), core, observers=[recorder])
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 1)
+        recorder.then = cancel
+        load = manager.read("kv", names, [1], timeout_s=60)
+        until(lambda: load.ended, 5)
+        assert load.outcomes.tolist() == [Outcome.ERROR]
+        recorder.then = lambda _: None
+        assert manager.read("kv", names, [1]).wait(60)
+        assert engine.holds("kv", names[0], 1)
+
+
+def test_an_observer_of_a_load_that_leaves_the_queue_may_ask_for_another() -> None:
+    recorder = Recorder()
+    asked: list[TransferFuture] = []
+
+    def ask(_: PagesAnswered) -> None:
+        if not asked:
+            asked.append(manager.read("kv", names[:1], [2], timeout_s=60))
+
+    core = patient(transfers={"readers": 1, "queue": 1})
+    engine = Engine([Shelf()], (attention(),), core, observers=[recorder])
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 3)
+        engine.shelf.trouble = holding = Holding(names[0])
+        manager.read("kv", names[:1], [0], timeout_s=60)
+        until(lambda: holding.inside == 1)
+        late = manager.read("kv", names[1:2], [1], timeout_s=0.01)
+        until(lambda: time.monotonic() > late.deadline_s)
+        recorder.then = ask
+        asking = threading.Thread(
+            target=manager.read, args=("kv", names[2:], [3]), daemon=True
+        )
+        asking.start()
+        asking.join(5)
+        holding.release.set()
+        assert not asking.is_alive()
+        assert late.ended
+        assert asked[0].wait(60)
+
+
 def test_an_earlier_deadline_is_watched_although_a_later_one_came_first() -> None:
     engine = Engine([Shelf()], (attention(),), patient(transfers={"readers": 2}))
     with TransferManager(engine.attachment) as manager:
