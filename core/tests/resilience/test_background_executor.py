@@ -12,7 +12,7 @@ import pytest
 from shelf import Engine, Shelf, attention, hashes, hasty, indexer, patient, until
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock.events import BatchEnded, Event, stored_for
+from kvdock.events import BatchEnded, Event, PagesAnswered, requested_by, stored_for
 from kvdock.pays import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.resilience import background_executor
@@ -97,6 +97,87 @@ def test_a_load_that_hangs_is_counted_at_its_deadline_and_its_thread_replaced() 
         assert manager.drain(60)
         assert late.outcomes.tolist() == [Outcome.TIMEOUT]
         assert len(listener.ended) == 2, "a settled call is recorded once"
+
+
+class Recorder:
+    """Notes what it is told of pages."""
+
+    observes_pages = True
+
+    def __init__(self) -> None:
+        self.told: list[PagesAnswered] = []
+        self.then: Callable[[PagesAnswered], object] = lambda _: None
+
+    @hookimpl
+    def kvdock_observe(self, event: Event) -> None:
+        if isinstance(event, PagesAnswered) and event.operation is Operation.GET:
+            self.told.append(event)
+            self.then(event)
+
+
+def test_a_load_that_hangs_is_recorded_for_its_request() -> None:
+    recorder = Recorder()
+    engine = Engine([Shelf()], (attention(),), patient(), observers=[recorder])
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 1)
+        engine.shelf.trouble = holding = Holding(*names)
+        with requested_by("request"):
+            load = manager.read("kv", names, [1], timeout_s=0.05)
+        until(lambda: load.ended)
+        holding.release.set()
+        assert [one.request for one in recorder.told] == ["request"]
+
+
+class Cancelled(BaseException):
+    """What an observer may raise that is no Exception."""
+
+
+def test_an_observer_that_raises_what_ends_threads_ends_a_load_with_errors() -> None:
+    recorder = Recorder()
+
+    def cancel(_: PagesAnswered) -> None:
+        raise Cancelled
+
+    core = patient(transfers={"readers": 1})
+    engine = Engine([Shelf()], (attention(),), core, observers=[recorder])
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 1)
+        recorder.then = cancel
+        load = manager.read("kv", names, [1], timeout_s=60)
+        until(lambda: load.ended, 5)
+        assert load.outcomes.tolist() == [Outcome.ERROR]
+        recorder.then = lambda _: None
+        assert manager.read("kv", names, [1]).wait(60)
+        assert engine.holds("kv", names[0], 1)
+
+
+def test_an_observer_of_a_load_that_leaves_the_queue_may_ask_for_another() -> None:
+    recorder = Recorder()
+    asked: list[TransferFuture] = []
+
+    def ask(_: PagesAnswered) -> None:
+        if not asked:
+            asked.append(manager.read("kv", names[:1], [2], timeout_s=60))
+
+    core = patient(transfers={"readers": 1, "queue": 1})
+    engine = Engine([Shelf()], (attention(),), core, observers=[recorder])
+    with TransferManager(engine.attachment) as manager:
+        names = stored(engine, 3)
+        engine.shelf.trouble = holding = Holding(names[0])
+        manager.read("kv", names[:1], [0], timeout_s=60)
+        until(lambda: holding.inside == 1)
+        late = manager.read("kv", names[1:2], [1], timeout_s=0.01)
+        until(lambda: time.monotonic() > late.deadline_s)
+        recorder.then = ask
+        asking = threading.Thread(
+            target=manager.read, args=("kv", names[2:], [3]), daemon=True
+        )
+        asking.start()
+        asking.join(5)
+        holding.release.set()
+        assert not asking.is_alive()
+        assert late.ended
+        assert asked[0].wait(60)
 
 
 def test_an_earlier_deadline_is_watched_although_a_later_one_came_first() -> None:
@@ -271,13 +352,6 @@ def test_a_load_with_less_time_does_not_shorten_that_of_others(
 def test_loads_that_are_cut_or_recorded_for_a_request_go_alone(
     held_loads: Callable[..., Loads],
 ) -> None:
-    class Recorder:
-        observes_pages = True
-
-        @hookimpl
-        def kvdock_observe(self, event: Event) -> None:
-            pass
-
     recorded = held_loads(1, (Recorder(),))
     assert recorded.go_on(*map(recorded.read, (1, 2))) == [1, 1]
     waiting = held_loads()

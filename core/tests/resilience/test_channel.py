@@ -16,6 +16,7 @@ from stalls import timed
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
 from kvdock.plugin.hookspecs import hookimpl
+from kvdock.resilience.executor import Job
 from kvdock.transfer.health_check import HealthCheck
 
 if TYPE_CHECKING:
@@ -410,3 +411,27 @@ def test_clearing_gets_through_again_once_the_store_is_back() -> None:
         assert cache.clear() == {"shelf": Outcome.UNAVAILABLE}
         engine.shelf.trouble = None
         until(lambda: cache.clear() == {"shelf": Outcome.OK})
+
+
+def test_a_call_that_is_never_begun_releases_what_waits_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, go_on, ends = Engine(core=patient()), threading.Event(), list[str]()
+    run = Job.run
+
+    def late(job: Job) -> object:
+        assert go_on.wait(60)
+        return run(job)
+
+    with engine.attachment as cache, monkeypatch.context() as patched:
+        patched.setattr(Job, "run", late)
+        pool = cache["kv"]
+        batch = Batch(
+            Operation.EXISTS, ["key"], deadline_s=time.monotonic() + 0.01, pool="kv"
+        )
+        ran = pool.channel.call(pool.handle, batch, late=lambda: ends.append("over"))
+        assert ran.abandoned
+        assert ends == []
+        go_on.set()
+        assert cache.wait_idle(60)
+        assert ends == ["over"]

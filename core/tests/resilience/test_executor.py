@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextvars
+import math
 import os
 import random
 import signal
@@ -13,12 +14,14 @@ from shelf import until
 from stalls import timed
 
 from kvdock.resilience.executor import (
+    Abandoned,
     CallRejected,
     ConcurrencyQuota,
     DeadlineExecutor,
     Job,
     WorkerExit,
 )
+from kvdock.resilience.workers import Inbox, Workers
 
 
 def soon(seconds: float = 5.0) -> float:
@@ -193,6 +196,26 @@ def test_only_a_step_of_closing_is_done_although_it_begins_too_late(
     assert ended(executor)
 
 
+def test_a_call_that_is_never_begun_is_told_like_one_that_ended_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor, go_on = DeadlineExecutor("t", 1, 1), threading.Event()
+    results: list[object] = []
+    run = Job.run
+
+    def late(job: Job) -> object:
+        assert go_on.wait(60)
+        return run(job)
+
+    monkeypatch.setattr(Job, "run", late)
+    assert executor.run(lambda: 1, soon(0.01), late=results.append).abandoned
+    assert results == []
+    go_on.set()
+    assert executor.wait_idle(soon())
+    assert results == [None]
+    assert ended(executor)
+
+
 def test_what_is_done_last_waits_for_a_call_that_hangs() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on, last = threading.Event(), []
@@ -317,6 +340,164 @@ def test_a_signal_while_a_call_is_booked_as_late_loses_neither(
     assert executor.wait_idle(soon())
     assert results == [True]
     assert ended(executor)
+
+
+def test_a_signal_while_a_late_call_is_told_leaves_no_record_out() -> None:
+    rings, lost = list[int](), list[bool]()
+
+    def ring() -> None:
+        rings.append(executor.abandoned)
+        if len(rings) == 1:
+            raise Alarm
+
+    executor, go_on = DeadlineExecutor("t", 1, 1, ring), threading.Event()
+
+    def work(job: Job) -> None:
+        job.leave(soon(0.05), lost.append)
+        go_on.wait(60)
+        job.resume()
+
+    with pytest.raises(Alarm):
+        executor.work(work, soon(0.05))
+    assert lost == [True]
+    go_on.set()
+    assert executor.wait_idle(soon())
+    assert rings == [1, 0]
+    assert ended(executor)
+
+
+def test_a_signal_before_a_call_has_its_thread_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor, results = DeadlineExecutor("t", 1, 1), list[object]()
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Workers, "take", ring)
+        with pytest.raises(Alarm):
+            executor.run(lambda: 1, soon(), late=results.append)
+    assert results == [None]
+    assert ended(executor)
+
+
+class Hosted:
+    """A job on the thread of a background task; its backend hangs until `end`."""
+
+    def __init__(self, executor: DeadlineExecutor, job: type[Job] = Job) -> None:
+        self.begun, self.go_on, self.left, self.over = (
+            threading.Event() for _ in range(4)
+        )
+        self.lost: list[bool] = []
+        self.job = job(lambda job: executor.work(self._work, soon(), job), soon(0.01))
+        self.thread = threading.Thread(target=self.job.run)
+
+    def begin(self) -> None:
+        self.thread.start()
+        assert self.begun.wait(60)
+
+    def end(self) -> None:
+        self.over.set()
+        self.thread.join(60)
+
+    def _work(self, job: Job) -> None:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        job.leave(soon(0.05), self.lost.append)
+        self.left.set()
+        self.over.wait(60)
+        if not job.resume():
+            raise Abandoned
+
+
+def test_a_deadline_that_is_set_while_the_watcher_looks_is_watched() -> None:
+    executor, looks = DeadlineExecutor("t", 2, 2), list[float]()
+
+    class Seen(Job):
+        """Lets the call begin after the watcher's last look at its deadline."""
+
+        __slots__ = ("until",)
+
+        @property
+        def until_s(self) -> float:
+            until_s = self.until
+            if time.monotonic() > early and threading.get_ident() in watchers:
+                looks.append(until_s)
+                if len(looks) == 2:  # for what is late, and for how long to sleep
+                    slow.go_on.set()
+                    slow.left.wait(0.3)
+            return until_s
+
+        @until_s.setter
+        def until_s(self, until_s: float) -> None:
+            self.until = until_s
+
+    watchers = set[int]()
+    early = soon(60)
+    slow = Hosted(executor, Seen)
+    slow.job.until_s = math.inf
+    slow.begin()
+    watch = executor._watch_until_s
+    assert watch > time.monotonic()
+    watchers |= {one.ident or 0 for one in executor._workers._inboxes}
+    early = soon(0.1)
+
+    def work(job: Job) -> None:
+        job.leave(early)
+        until(lambda: executor._watch_until_s == early)
+        job.resume()
+
+    Job(lambda job: executor.work(work, soon(), job)).run()
+    try:
+        until(lambda: slow.lost == [True])
+    finally:
+        slow.go_on.set()
+        slow.end()
+    assert ended(executor)
+
+
+def test_a_late_call_is_abandoned_although_its_executor_is_shut_down_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor, take = DeadlineExecutor("t", 2, 2), Workers.take
+    closing = threading.Thread(target=lambda: executor.shutdown(soon(0), lambda: None))
+
+    def slowly(workers: Workers) -> Inbox:
+        inbox = take(workers)
+        if slow.left.is_set() and not closing.ident:
+            closing.start()
+            closing.join(0.3)
+        return inbox
+
+    monkeypatch.setattr(Workers, "take", slowly)
+    slow = Hosted(executor)
+    slow.job.until_s = soon()
+    slow.go_on.set()
+    slow.begin()
+    try:
+        until(lambda: slow.lost == [True])
+    finally:
+        slow.end()
+        closing.join(60)
+    assert executor.wait_idle(soon())
+
+
+def test_a_call_that_goes_on_is_watched_although_its_executor_is_shut_down() -> None:
+    executor = DeadlineExecutor("t", 2, 2)
+    slow = Hosted(executor)  # which seems late, and prepares its batch
+    slow.begin()
+    until(lambda: not executor._hosted)
+    until(lambda: executor.threads == 2)
+    assert not executor.shutdown(soon(0), lambda: None)
+    until(lambda: executor.threads == 1)  # the watcher had nothing to watch
+    slow.go_on.set()
+    try:
+        until(lambda: slow.lost == [True])
+    finally:
+        slow.end()
+    assert executor.wait_idle(soon())
+    until(lambda: executor.threads == 0)
 
 
 def test_signals_at_any_moment_leave_an_executor_that_works() -> None:

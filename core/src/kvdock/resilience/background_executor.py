@@ -158,13 +158,20 @@ class BackgroundExecutor:
         if self._guard.forked:
             future.reject(Outcome.UNAVAILABLE)
             return
+        late: list[_Task] = []
         with self._lock:
-            rejected = self._place(_Task(future, work, group))
+            rejected = self._place(_Task(future, work, group), late)
+        # Without the lock: observers are told, and may ask for a transfer.
+        for task in late:
+            task.future.reject(Outcome.TIMEOUT)
         if rejected is not Outcome.OK:
             future.reject(rejected)
 
-    def _place(self, task: _Task) -> Outcome:
-        """Give a task to a worker or to the queue; with the lock held."""
+    def _place(self, task: _Task, late: list[_Task]) -> Outcome:
+        """Give a task to a worker or to the queue; with the lock held.
+
+        `late` takes those that leave the queue since their deadline has passed.
+        """
         if self._closed:
             return Outcome.UNAVAILABLE
         if self._running < self._at_once:
@@ -173,8 +180,10 @@ class BackgroundExecutor:
             if not self._running:
                 return Outcome.UNAVAILABLE
         if len(self._waiting) >= self._queue:
-            # Those whose deadline has passed leave the queue.
-            self._waiting = deque(one for one in self._waiting if not one.future.ended)
+            now = time.monotonic()
+            late += [one for one in self._waiting if one.future.deadline_s <= now]
+            rest = [one for one in self._waiting if one.future.deadline_s > now]
+            self._waiting = deque(rest)
         if len(self._waiting) >= self._queue:
             return Outcome.REFUSED
         self._waiting.append(task)
@@ -230,6 +239,9 @@ class BackgroundExecutor:
             if job.abandoned:
                 return None  # another worker has taken its place
             outcomes = job.result
+            if outcomes is None:
+                log.error("a transfer in the background failed: %s", job.error)
+                outcomes = np.full(sum(map(len, begun)), Outcome.ERROR, np.uint8)
         return partial(self._end, begun, outcomes)
 
     def _end(self, begun: Futures, outcomes: OutcomeArray | None) -> None:

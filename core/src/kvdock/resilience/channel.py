@@ -457,7 +457,8 @@ class BackendChannel:
                 if job.abandoned:
                     use.end()
 
-        done = self.executor.work(work, self.latest(batch.deadline_s), job)
+        latest_s = self.latest(batch.deadline_s)
+        done = self.executor.work(work, latest_s, job, late=lambda _: use.end())
         if done.abandoned:
             return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
         if result is None:

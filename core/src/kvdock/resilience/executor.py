@@ -18,6 +18,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvdock.resilience.workers import Inbox, Workers
@@ -123,6 +124,7 @@ class Job:
         abandoned: Whether no caller waits for its work any more.
         on_abandon: Records that the backend's call was abandoned; see `leave`.
         on_lost: Called after that.
+        on_skipped: Called in place of the work, if it was abandoned before it began.
         on_end: Called on the worker's thread at the end; returns what is done once the
             thread is free again.
     """
@@ -140,6 +142,7 @@ class Job:
         "on_abandon",
         "on_end",
         "on_lost",
+        "on_skipped",
         "quota",
         "result",
         "until_s",
@@ -160,6 +163,7 @@ class Job:
         self.result: Any = None
         self.error: Exception | None = None
         self.on_lost: Callable[[], None] | None = None
+        self.on_skipped: Callable[[], None] | None = None
         self.on_end: Callable[[Job], Callable[[], None] | None] | None = None
         self.watch: Callable[[float], None] | None = None
         self.on_abandon: Callable[[bool], None] | None = None
@@ -181,6 +185,8 @@ class Job:
                 except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
                     self.error = WorkerExit(repr(error))
                 self.ended = not self.abandoned
+            elif self.on_skipped is not None:
+                self.on_skipped()
         return self.on_end(self) if self.on_end is not None else None
 
     def leave(
@@ -314,7 +320,8 @@ class DeadlineExecutor:
                 belongs to: then it is done on the caller's thread. Without one it is
                 done on a worker, and the caller waits.
             late: Called with the result if the thread that waits is interrupted after
-                the work has ended.
+                the work has ended; with None if it is abandoned or interrupted before
+                the work has begun.
             closes: Whether it is a step of closing, which is never rejected.
 
         Returns:
@@ -326,6 +333,7 @@ class DeadlineExecutor:
         if job is not None:
             return self._host(job, work, until_s)
         job = Job(work, until_s, closes=closes)
+        job.on_skipped = partial(self._run_late, late, None)
         try:
             self._dispatch(job, until_s)
             while not job.done.acquire(timeout=remaining_s(job.until_s)):
@@ -338,8 +346,8 @@ class DeadlineExecutor:
                 with job.lock:
                     if not job.ended:
                         self._abandon(job, overran=False)
-                if job.ended:
-                    self._run_late(late, job.result)
+            if job.executor is None or job.ended:
+                self._run_late(late, job.result)
             raise
         return job
 
@@ -448,7 +456,8 @@ class DeadlineExecutor:
             self._running += rest
             steps = self._finish_one() if rest else []
             self._watched.notify_all()
-        self._workers.close()
+            # With the lock: a thread that was taken has its task by now.
+            self._workers.close()
         self._run_final(steps)
         if rest:  # else a thread may never end
             self._workers.join(deadline_s)
@@ -466,20 +475,23 @@ class DeadlineExecutor:
 
     def _abandon(self, job: Job, *, overran: bool) -> None:
         """Abandon a job that is under way; with its lock held."""
-        with self._lock:
-            # Plain steps: a signal between two calls finds all of them done, or none.
-            job.abandoned = True
-            self._overrun.taken += 1
-            self._busy -= 1
-            self.abandoned += 1
-            self._changed.notify()
-        self._moved()
         try:
-            if job.on_abandon is not None:
-                job.on_abandon(overran)
-        finally:
-            if job.on_lost is not None:
-                job.on_lost()
+            with self._lock:
+                # Plain steps: a signal between two calls finds all of them done, or
+                # none.
+                job.abandoned = True
+                self._overrun.taken += 1
+                self._busy -= 1
+                self.abandoned += 1
+                self._changed.notify()
+            self._moved()
+        finally:  # also after a signal: no other thread would do it
+            try:
+                if job.abandoned and job.on_abandon is not None:
+                    job.on_abandon(overran)
+            finally:
+                if job.abandoned and job.on_lost is not None:
+                    job.on_lost()
 
     def _is_rejecting(self, *, closes: bool) -> bool:
         return self._closed or (not closes and (self._closing or self.at_capacity))
@@ -505,8 +517,9 @@ class DeadlineExecutor:
 
     def _watch(self, until_s: float) -> None:
         """Wake the watcher if it sleeps beyond a time."""
-        if until_s < self._watch_until_s:
-            with self._lock:
+        # With the lock: the watcher may be about to sleep, with an older time in mind.
+        with self._lock:
+            if until_s < self._watch_until_s:
                 self._watched.notify_all()
 
     def _watch_deadlines(self) -> None:
@@ -514,6 +527,7 @@ class DeadlineExecutor:
         while True:
             with self._lock:
                 if self._closed and not self._hosted:
+                    self._watch_until_s = -math.inf  # it has ended
                     return
                 now = time.monotonic()
                 late = [job for job in self._hosted if job.until_s <= now]
@@ -534,13 +548,14 @@ class DeadlineExecutor:
             try:
                 if not self._abandon_late(job) and job.executor is self:
                     with self._lock:  # it came back in time, and goes on
-                        self._hosted.add(job)
+                        self._begin_watch(job)
                         self._watched.notify_all()
             except Exception:
                 log.exception("%s: settling a late call failed", self._name)
 
         try:
-            self._workers.take().put(settle)
+            with self._lock:
+                self._workers.take().put(settle)
         except RuntimeError:  # a limit of the system
             settle()
 
