@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,6 +14,7 @@ from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
 from kvdock_segments.copies import SegmentReceiver, receiver, stored_pages
 from kvdock_segments.limits import StoreLimits, StoreLocation
+from kvdock_segments.paths import earlier_now_ns
 from kvdock_segments.room import tenants_in
 from kvdock_segments.verify import verify_namespace
 
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from kvdock.config.tenants import Tenants
     from kvdock.stores import NamespaceSurvey, PageReceiver, StoredPage, Verified
     from kvdock_segments.settings import SegmentSettings
-
-_COARSE_NS = 2 * 10**9
-"""How much a file system may round the time of a change down."""
 
 
 @attrs.frozen
@@ -88,15 +83,8 @@ class DirectoryStore:
         return found
 
     def now_ns(self) -> int:
-        """Return the time by this host's clock, or its file system's if that is less.
-
-        Pages are dated by the hosts that use them. On a shared file system a host
-        whose clock is ahead would find all of them old.
-        """
-        now_ns = time.time_ns()
-        with suppress(OSError), TemporaryFile(dir=self.root) as file:
-            return min(now_ns, os.fstat(file.fileno()).st_mtime_ns + _COARSE_NS)
-        return now_ns
+        """Return the time by this host's clock, or its file system's if earlier."""
+        return earlier_now_ns(self.root)
 
     def room(self, tenants: Tenants) -> Mapping[str, TenantUse]:
         """Count what tenants take, in all namespaces."""
