@@ -348,6 +348,32 @@ def test_model_and_age_narrow_the_choice(
     assert left(ask, root) == stays
 
 
+DAYS_NS = 10 * 24 * 3600 * 10**9
+
+
+def test_a_clock_that_is_ahead_makes_no_page_old(
+    root: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own file system says that the host's clock is wrong."""
+    real_ns = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: real_ns() + DAYS_NS)
+    assert ask(store.rm, root, older="1 h", yes=True)[0]["removals"] == []
+    assert ask(store.expire, root, older="1 h", after="0 s")[0]["namespaces"] == []
+    assert left(ask, root) == {"tiny", "other"}
+    assert {one.name for one in root.iterdir()} == set(NAMESPACES)
+
+
+def test_pages_of_a_clock_that_was_ahead_are_deleted_by_their_hashes(
+    root: Path, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = tmp_path / "names"
+    names.write_text(f"{3:032x}.kv")
+    real_ns = time.time_ns
+    monkeypatch.setattr("time.time_ns", lambda: real_ns() - DAYS_NS)
+    found, code = ask(store.rm, root, hashes=names, yes=True)
+    assert (code, [one["pages"] for one in found["removals"]]) == (0, [1, 1])
+
+
 def test_what_a_process_has_open_is_kept_unless_forced(root: Path, ask: Ask) -> None:
     place = StoreLocation(
         root=root,

@@ -1,6 +1,7 @@
 """Segment ownership, with kernel locks and without."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,25 @@ def test_without_locks_unfinished_segments_are_swept_when_they_are_old(
     monkeypatch.setattr(ownership, "ABANDONED_S", -1.0)
     open_depot(liveness=WriterLiveness.TIMEOUT)
     assert not half.exists()
+
+
+def test_without_locks_a_clock_that_is_ahead_makes_no_segment_old(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot(liveness=WriterLiveness.TIMEOUT)
+    depot.put(range(3))
+    pool = depot.where(0).path.parent
+    half = pool / "00000000000000aa.00000001.new"
+    aside = pool.parent / f".{ownership.FILE_NAME}.{1:016x}"
+    for file in (half, aside):
+        file.write_bytes(b"half made")
+    real, real_ns = time.time, time.time_ns
+    ahead_s = 2 * int(ownership.ABANDONED_S)
+    monkeypatch.setattr("time.time", lambda: real() + ahead_s)
+    monkeypatch.setattr("time.time_ns", lambda: real_ns() + ahead_s * 10**9)
+    gc(depot.root, depot.store.place.namespace)
+    assert half.exists()
+    assert aside.exists()
 
 
 def test_a_segment_with_a_living_writer_is_not_collected(

@@ -202,6 +202,12 @@ class Store(Protocol):
     def namespaces(self) -> Sequence[str]:
         """Return the digests of the namespaces, sorted."""
 
+    def now_ns(self) -> int:
+        """Return the time by the clock that dates the pages, in ns since 1970.
+
+        Ages are counted from it: this host's own clock may be wrong.
+        """
+
     def record(self, namespace: str) -> Mapping[str, object]:
         """Return the record of a namespace; empty if none is there that fits."""
 

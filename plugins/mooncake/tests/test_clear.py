@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 from stalls import timed
 
 from kvdock import Batch, Operation, Outcome
 from kvdock_mooncake.client import State
+from kvdock_mooncake.error_codes import MASTER_SILENT
 from kvdock_mooncake.namespace_state import NamespaceState
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.slow]
@@ -188,6 +191,72 @@ def test_a_read_that_raised_may_have_been_given_leases(
         rig.get(["unknown"])
     assert rig.handle.state.leased_for_s() > 0
     rig.handle.client._store = store
+    rig.release()
+
+
+PAGES, CALL_PAGES = 60_000, 2_000
+
+
+class Recording:
+    """A store that records the answers of one of its calls."""
+
+    def __init__(self, store: Any, call: str) -> None:
+        self.store, self.call = store, call
+        self.answers: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+        return partial(self._record, method) if name == self.call else method
+
+    def _record(self, method: Any, *arguments: Any) -> int:
+        self.answers.append(int(method(*arguments)))
+        return self.answers[-1]
+
+
+def test_a_clear_that_takes_the_master_longer_than_a_call_may_is_no_outage(
+    attached: Any, serve: Any, alone: Any, eventually: Any, monkeypatch: Any
+) -> None:
+    """Many pages go although no call waits for it, and lookups are answered on."""
+    lent = attrs.evolve(alone, master=serve().address)
+    lender = attached(lent, row_bytes=64)
+    addresses = np.full((CALL_PAGES, 1), lender.memory.ctypes.data, np.int64)
+    sizes = np.full((CALL_PAGES, 1), 64, np.int64)
+    for start in range(0, PAGES, CALL_PAGES):
+        keys = [lender.key(page) for page in range(start, start + CALL_PAGES)]
+        put = Batch(Operation.PUT, keys, addresses, sizes)
+        assert not lender.handle.run(put).outcomes.any()
+    monkeypatch.setenv("MC_RPC_TIMEOUT_MS", "100")
+    rig = attached(attrs.evolve(lent, segment_bytes=0), row_bytes=64)
+    other = attached(
+        attrs.evolve(lent, segment_bytes=0), namespace="d" + rig.namespace[1:]
+    )
+    assert other.handle.client is rig.handle.client
+    store = rig.store
+    removals = rig.handle.client._store = Recording(store, "remove_by_regex")
+    assert clear(rig) == [OK]
+    assert removals.answers[0] == MASTER_SILENT, "the master was quick enough"
+    assert other.exists(["page"]) == rig.exists([0]) == [Outcome.ABSENT]
+    eventually(lambda: not rig.handle.state.clearing)
+    for start in range(0, PAGES, CALL_PAGES):
+        keys = [lender.key(page) for page in range(start, start + CALL_PAGES)]
+        assert not any(lender.store.batch_is_exist(keys))
+    assert not removers()
+    rig.handle.client._store = store
+    for each in (rig, other, lender):
+        each.release()
+
+
+def test_a_clear_while_the_master_hangs_says_so_in_time(
+    attached: Any, serve: Any, alone: Any, freeze: Any
+) -> None:
+    master = serve()
+    rig = attached(attrs.evolve(alone, master=master.address))
+    freeze(master.process.pid)
+    try:
+        assert timed(partial(clear, rig), 8) == [Outcome.UNAVAILABLE]
+        assert not rig.handle.state.clearing
+    finally:
+        master.process.send_signal(signal.SIGCONT)
     rig.release()
 
 

@@ -137,6 +137,40 @@ def test_pages_are_deleted_by_their_age(server: ObjectServer, stored: Any) -> No
     assert store.survey(OTHER).pages == 1
 
 
+@pytest.mark.parametrize("hours", [-240, -1, 240])
+def test_ages_are_by_the_clock_of_the_server_and_not_of_this_host(
+    server: ObjectServer, engine: Callable[..., Any], hours: int
+) -> None:
+    server.clock_ahead = timedelta(hours=hours)
+    mine = engine()
+    mine.put()
+    given = server.settings()
+    store = open_store(str(given.pop("url")), given)
+    assert isinstance(store, BucketStore)
+    namespace = mine.attachment.namespace
+    before = set(server.objects)
+    assert store.collect(namespace, older_s=1800) == 0
+    assert set(server.objects) == before, "what is stored to see the time goes"
+    server.clock_ahead += timedelta(hours=1)
+    assert store.collect(namespace, older_s=1800) == 8 * PAGE_BYTES
+    name = f"tests/{namespace}/_namespace.json"
+    assert name in server.objects
+    server.clock_ahead += timedelta(hours=25)
+    store.collect(namespace)
+    assert name not in server.objects
+
+
+def test_nothing_is_deleted_by_its_age_where_the_time_cannot_be_seen(
+    server: ObjectServer, stored: Any
+) -> None:
+    mine, store = stored
+    server.clock_ahead = timedelta(hours=2)
+    server.fail(Fault.FORBIDDEN, "PUT")
+    with pytest.raises(KvdockError, match="to see the server's time"):
+        store.collect(mine.attachment.namespace, older_s=1800)
+    assert store.survey(mine.attachment.namespace).pages == 8
+
+
 def test_the_oldest_pages_go_where_few_may_stay(
     server: ObjectServer, stored: Any
 ) -> None:

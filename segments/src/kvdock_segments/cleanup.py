@@ -20,6 +20,7 @@ from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import (
     IndexName,
     data_segment,
+    earlier_now_ns,
     is_folder,
     listing,
     open_folder,
@@ -151,7 +152,7 @@ def delete_if_unowned(
 def _delete(folder: int, name: IndexName, kept_by: WriterLiveness | None) -> bool:
     fd = open_index(folder, str(name), write=True)
     try:
-        if not _is_abandoned(fd, name, kept_by) or holds_promises(fd, name):
+        if not _is_abandoned(folder, fd, name, kept_by) or holds_promises(fd, name):
             return False
         if kept_by is not WriterLiveness.LOCKS:
             # Only one process can rename it; for the others it is missing.
@@ -279,7 +280,7 @@ def _unlink_abandoned(
     with suppress(OSError):
         fd = open_index(folder, str(name), write=True)
         try:
-            if _is_abandoned(fd, name, kept_by):
+            if _is_abandoned(folder, fd, name, kept_by):
                 os.stat(str(name), dir_fd=folder)  # else another process took it
                 for file in (name.data, str(name)) if with_data else (str(name),):
                     # A directory in place of the pages must not keep the index.
@@ -293,7 +294,9 @@ def _unlink_abandoned(
     return freed
 
 
-def _is_abandoned(fd: int, name: IndexName, kept_by: WriterLiveness | None) -> bool:
+def _is_abandoned(
+    folder: int, fd: int, name: IndexName, kept_by: WriterLiveness | None
+) -> bool:
     """Return whether a segment has no writer and is not pinned."""
     if kept_by is not WriterLiveness.TIMEOUT and not (
         ownership.acquire(fd) and ownership.is_unpinned(fd)
@@ -302,7 +305,8 @@ def _is_abandoned(fd: int, name: IndexName, kept_by: WriterLiveness | None) -> b
     if kept_by is WriterLiveness.LOCKS or name.state == "idx":
         return True
     # Its writer may live on a host that no lock shows.
-    return time.time() - os.fstat(fd).st_mtime > ownership.ABANDONED_S
+    age_ns = earlier_now_ns(folder) - os.fstat(fd).st_mtime_ns
+    return age_ns > ownership.ABANDONED_S * 1e9
 
 
 def _unlink_orphans(folder: int, orphans: dict[int, str], end_s: float) -> int:

@@ -14,6 +14,7 @@ from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
 from kvdock_segments.copies import SegmentReceiver, receiver, stored_pages
 from kvdock_segments.limits import StoreLimits, StoreLocation
+from kvdock_segments.paths import earlier_now_ns
 from kvdock_segments.room import tenants_in
 from kvdock_segments.verify import verify_namespace
 
@@ -80,6 +81,10 @@ class DirectoryStore:
         if not found:
             self._check_store()
         return found
+
+    def now_ns(self) -> int:
+        """Return the time by this host's clock, or its file system's if earlier."""
+        return earlier_now_ns(self.root)
 
     def room(self, tenants: Tenants) -> Mapping[str, TenantUse]:
         """Count what tenants take, in all namespaces."""

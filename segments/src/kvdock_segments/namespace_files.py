@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from kvdock_segments import ownership
 from kvdock_segments.paths import (
     OUT_OF_FILES,
     RECORD_NAME,
+    earlier_now_ns,
     fits,
     is_leftover,
     listing,
@@ -133,8 +133,8 @@ def _tenure_is_damaged(namespace_fd: int) -> bool:
 def _in_writing(folder: int, name: str) -> bool:
     with suppress(FileNotFoundError):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        young = time.time() - status.st_mtime < _IN_WRITING_S
-        return name.startswith(".") and young
+        age_ns = earlier_now_ns(folder) - status.st_mtime_ns
+        return name.startswith(".") and age_ns < _IN_WRITING_S * 1e9
     return True  # it is gone
 
 

@@ -14,9 +14,11 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import attrs
 
@@ -38,6 +40,10 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 SETTLED_NS = 12_000_000
 """Resolution of a folder's time of change. A younger one may hide a second change,
 so the folder is read again."""
+
+
+_COARSE_NS = 2 * 10**9
+"""How much a file system may round the time of a change down."""
 
 
 @attrs.frozen
@@ -100,6 +106,20 @@ def parse_pool_folder(name: str) -> tuple[str, int] | None:
 def is_namespace(name: str) -> bool:
     """Return whether this is a namespace digest."""
     return _NAMESPACE.fullmatch(name) is not None
+
+
+def earlier_now_ns(folder: int | Path) -> int:
+    """Return the time by this host's clock, or by a folder's file system's if earlier.
+
+    Pages are dated by the hosts that use them, unfinished files by the file system. On
+    a shared one a host whose clock is ahead would find all of them old.
+    """
+    now_ns = time.time_ns()
+    if isinstance(folder, int):
+        folder = Path(f"/proc/self/fd/{folder}")
+    with suppress(OSError), TemporaryFile(dir=folder, prefix=".now-") as file:
+        return min(now_ns, os.fstat(file.fileno()).st_mtime_ns + _COARSE_NS)
+    return now_ns
 
 
 def namespaces_in(root: int) -> tuple[str, ...]:

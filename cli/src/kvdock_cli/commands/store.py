@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
@@ -309,14 +308,14 @@ class _Doomed:
         model: Name or pattern; "" for any.
         salt: Digest of the salt of a tenant; "" for any.
         number: Of the tenant's pages in other namespaces.
-        last_ns: When a namespace was used at the latest; 0 for any time.
+        age_ns: Since when a namespace is unused, at least; 0 for any time.
     """
 
     namespace: str
     model: str
     salt: str
     number: int
-    last_ns: int
+    age_ns: int
     choice: _Choice
 
     @classmethod
@@ -329,15 +328,15 @@ class _Doomed:
             # Without hashes, all would be meant.
             raise UsageProblem(f"{hashes} names no pages")
         age_ns = int(parse_seconds(older) * 1e9) if older and not hashes else 0
-        last_ns = time.time_ns() - age_ns if age_ns else 0
-        return cls(namespace, model, *_tenant(tenant), last_ns, choice)
+        return cls(namespace, model, *_tenant(tenant), age_ns, choice)
 
     def pages_of(self, store: Store, one: NamespaceSurvey) -> list[StoredPage] | None:
         """Return what goes of a namespace: pages, [] for all of it, None for none."""
         named = one.namespace.startswith(self.namespace)
+        if not (named and fnmatchcase(one.model, self.model or "*")):
+            return None
         # Without pages it has no age.
-        aged = not self.last_ns or 0 < one.used_ns < self.last_ns
-        if not (named and aged and fnmatchcase(one.model, self.model or "*")):
+        if self.age_ns and not 0 < one.used_ns < store.now_ns() - self.age_ns:
             return None
         record = store.record(one.namespace) if self.salt else {}
         mine = not self.salt or record.get("salt_sha256") == self.salt
@@ -413,7 +412,7 @@ def copy(  # noqa: PLR0913 - one option each
         for one in seen:
             counts = report.Copied(one.namespace, one.model)
             found.append(counts)
-            keys = choice.keys_in(one.namespace)
+            keys, span = choice.keys_in(one.namespace), choice.span(near)
             given = near.record(one.namespace)
             record = canonical(given) if given else b""
             with ExitStack() as opened:
@@ -424,7 +423,7 @@ def copy(  # noqa: PLR0913 - one option each
                 bar.label, bar.note = "copying", one.namespace[:_SHORT]
                 for page in near.pages(one.namespace, [*keys]):
                     bar.advance(page.nbytes)
-                    if not choice.takes(page, keys):
+                    if not choice.takes(page, keys, span):
                         continue
                     counts.add(_copy(page, receiver), page.nbytes)
     text = report.copied_text(found, style_of(), dry_run=dry_run)
@@ -571,21 +570,30 @@ class _Choice:
 
     Args:
         wanted: Keys, or what follows the namespace in them, in order; empty for all.
-        first_ns: When a page was used at the earliest.
+        older_ns: Only pages that were last used longer ago; None for all.
+        newer_ns: Only pages that were used since then; None for all.
     """
 
     wanted: Sequence[str]
-    first_ns: int
-    last_ns: int
+    older_ns: int | None
+    newer_ns: int | None
 
     @classmethod
     def of(cls, older: str, newer: str, hashes: Path | None) -> _Choice:
         """Read what the user gave."""
-        now_ns = time.time_ns()
         return cls(
             hashes.read_text().split() if hashes else (),
-            now_ns - int(parse_seconds(newer) * 1e9) if newer else 0,
-            now_ns - int(parse_seconds(older) * 1e9) if older else now_ns,
+            int(parse_seconds(older) * 1e9) if older else None,
+            int(parse_seconds(newer) * 1e9) if newer else None,
+        )
+
+    def span(self, store: Store) -> tuple[int, int]:
+        """Return when a page was used at the earliest, and at the latest."""
+        timed = self.older_ns is not None or self.newer_ns is not None
+        now_ns = store.now_ns() if timed else 0
+        return (
+            0 if self.newer_ns is None else now_ns - self.newer_ns,
+            sys.maxsize if self.older_ns is None else now_ns - self.older_ns,
         )
 
     def keys_in(self, namespace: str) -> dict[str, int]:
@@ -594,16 +602,18 @@ class _Choice:
         lines = (line if "/" in line else head + line for line in self.wanted)
         return {key: at for at, key in enumerate(lines)}
 
-    def takes(self, page: StoredPage, keys: Mapping[str, int]) -> bool:
+    def takes(
+        self, page: StoredPage, keys: Mapping[str, int], span: tuple[int, int]
+    ) -> bool:
         """Return whether a page is meant."""
         named = not self.wanted or page.key in keys
-        return named and self.first_ns <= page.used_ns <= self.last_ns
+        return named and span[0] <= page.used_ns <= span[1]
 
     def of_namespace(self, store: Store, namespace: str) -> list[StoredPage]:
         """Return the pages of a namespace that are meant, in the order given."""
-        keys = self.keys_in(namespace)
+        keys, span = self.keys_in(namespace), self.span(store)
         every = store.pages(namespace, [*keys], expiring=True)
-        found = [page for page in every if self.takes(page, keys)]
+        found = [page for page in every if self.takes(page, keys, span)]
         return sorted(found, key=lambda page: keys.get(page.key, 0))
 
 

@@ -4,7 +4,8 @@ Nothing is removed by force, and the library reports neither which objects a
 lease has kept nor how many. So a clear removes what it can, and while leases
 last this client rejects calls of the namespace: nothing of it is found, read or
 stored until the last lease of this process has ended and a background thread,
-which ends with the last pool, has removed the rest.
+which ends with the last pool, has removed the rest. The same thread ends a removal
+of so many objects that the library does not wait for the master's answer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvdock_mooncake.client import ClientClosed
+from kvdock_mooncake.error_codes import MASTER_SILENT
 
 if TYPE_CHECKING:
     from kvdock_mooncake.client import Client, PoolRegistration
@@ -47,11 +49,14 @@ def _clear(client: Client, store: Any, state: NamespaceState, deadline_s: float)
     until = min(deadline_s, time.monotonic() + _WAITED_FOR_S)
     while True:
         leased_s = state.leased_for_s()
+        began_s = time.monotonic()
         removed = remove_unleased(store, state)
+        now = time.monotonic()
+        if removed == MASTER_SILENT and _is_busy(client, now - began_s, deadline_s):
+            break
         if removed or not leased_s:
             state.reopen()
             return removed
-        now = time.monotonic()
         if now + leased_s > until:
             break
         time.sleep(leased_s)
@@ -60,6 +65,19 @@ def _clear(client: Client, store: Any, state: NamespaceState, deadline_s: float)
     state.begin_clear()
     resume_clear(client, state)
     return 0
+
+
+def _is_busy(client: Client, silence_s: float, deadline_s: float) -> bool:
+    """Return whether the master answers other calls, soon enough.
+
+    A client may have to wait for its removal even then: its next call goes
+    through the same connection.
+    """
+    while time.monotonic() + silence_s < deadline_s and client.master.answers():
+        if client.reachable():
+            return True
+        time.sleep(_POLL_S)
+    return False
 
 
 def resume_clear(client: Client, state: NamespaceState) -> None:
@@ -82,13 +100,16 @@ def resume_clear(client: Client, state: NamespaceState) -> None:
 def _finish_clear(
     client: Client, member: PoolRegistration, state: NamespaceState
 ) -> None:
-    done = False
-    while not done and not client.left(member, _POLL_S):
+    done, pause_s = False, _POLL_S
+    while not done and not client.left(member, pause_s):
         leased_s = state.leased_for_s()
         if client.master.is_down():
             continue
         remove = lambda store: remove_unleased(store, state)  # noqa: E731 - a thunk
+        began_s = time.monotonic()
         done = client.removes(member, remove) and not leased_s
+        # Removals whose answer comes late must not take all threads of the master.
+        pause_s = max(_POLL_S, time.monotonic() - began_s)
     state.end_remover(clearing=not done)
     if not done:
         log.log(

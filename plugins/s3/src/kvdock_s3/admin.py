@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from kvdock.stores import (
 )
 from kvdock_s3.attachment import MAX_RECORD_BYTES, store_record
 from kvdock_s3.client import Entry, ObjectClient, RequestFailed, WrongLength
-from kvdock_s3.layout import is_namespace, is_page, record_name
+from kvdock_s3.layout import is_namespace, is_page, probe_name, record_name
 from kvdock_s3.pool import DELETE_KEYS
 from kvdock_s3.settings import S3Settings, names_a_service
 
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 REQUEST_S = 30.0
 """For one request; the work as a whole takes as long as there are objects."""
 
-_RECORD_AGE_S = 24 * 3600.0
+_RECORD_AGE_NS = 24 * 3600 * 10**9
 """How old a record without pages is before it goes: an engine may be at it."""
 
 
@@ -76,6 +75,19 @@ class BucketStore:
             raise self._error("cannot be listed", failed) from failed
         return tuple(sorted(filter(is_namespace, found)))
 
+    def now_ns(self) -> int:
+        """Return the server's time, from an object that is stored for it."""
+        name = probe_name()
+        try:
+            self.client.put(name, [b"now"], _deadline_s(), replace=True)
+            return _modified_ns(self.client.head(name, _deadline_s()))
+        except RequestFailed as failed:
+            what = "no object can be stored to see the server's time"
+            raise self._error(what, failed) from failed
+        finally:
+            with suppress(RequestFailed):
+                self.client.delete_one(name, _deadline_s())
+
     def record(self, namespace: str) -> Mapping[str, object]:
         """Return the record of a namespace; empty if none is there that fits."""
         return self._record(namespace)
@@ -93,13 +105,12 @@ class BucketStore:
         for page in pages:
             of = pool_of_key(page.name), page.nbytes
             totals[of] = totals.get(of, 0) + 1
-        last = max((page.modified for page in pages), default=None)
         return NamespaceSurvey(
             namespace=namespace,
             model=str(about.get("model", "")),
             revision=str(about.get("revision", "")),
             recorded=bool(about),
-            used_ns=int(last.timestamp() * 1e9) if last else 0,
+            used_ns=max(map(_modified_ns, pages), default=0),
             pools=tuple(
                 PoolSurvey(
                     pool=pool,
@@ -124,7 +135,7 @@ class BucketStore:
                 key=page.name,
                 pool=pool_of_key(page.name),
                 nbytes=page.nbytes,
-                used_ns=int(page.modified.timestamp() * 1e9),
+                used_ns=_modified_ns(page),
                 read=partial(self._verified, page.name, page.nbytes),
             )
 
@@ -220,22 +231,23 @@ class BucketStore:
     ) -> int:
         """Delete pages by their age, and the record of a namespace without any.
 
-        A bucket knows when an object was stored, and not when it was read.
+        A bucket knows when an object was stored, and not when it was read. Ages are
+        by its own clock.
         """
         del newer
         pages = sorted(self._pages(namespace), key=lambda page: page.modified)
         keeps = sum(page.nbytes for page in pages)
-        now = datetime.now(UTC)
+        before_ns = 0 if older_s is None else self.now_ns() - int(older_s * 1e9)
         going = []
         for page in pages:
-            old = older_s is not None and _age_s(page, now) > older_s
+            old = _modified_ns(page) < before_ns
             if not old and (to_bytes is None or keeps <= to_bytes):
                 break
             going.append(page)
             keeps -= page.nbytes
         self._delete([page.name for page in going])
         if len(going) == len(pages):
-            self._drop_record(namespace, now)
+            self._drop_record(namespace)
         return sum(page.nbytes for page in going)
 
     def in_use(self, namespace: str) -> str:
@@ -290,11 +302,12 @@ class BucketStore:
             return record
         return {}
 
-    def _drop_record(self, namespace: str, now: datetime) -> None:
+    def _drop_record(self, namespace: str) -> None:
         name = record_name(namespace)
-        with suppress(RequestFailed):
+        # Without permission to store, its age is not known and it stays.
+        with suppress(RequestFailed, KvdockError):
             entry = self.client.head(name, _deadline_s())
-            if _age_s(entry, now) > _RECORD_AGE_S:
+            if self.now_ns() - _modified_ns(entry) > _RECORD_AGE_NS:
                 self.client.delete_one(name, _deadline_s())
 
     def _error(self, what: str, failed: RequestFailed) -> KvdockError:
@@ -319,8 +332,8 @@ def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
     return BucketStore(ObjectClient(structure(S3Settings, given, where="backend 's3'")))
 
 
-def _age_s(entry: Entry, now: datetime) -> float:
-    return (now - entry.modified).total_seconds()
+def _modified_ns(entry: Entry) -> int:
+    return int(entry.modified.timestamp() * 1e9)
 
 
 def _deadline_s() -> float:
