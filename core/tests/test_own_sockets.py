@@ -17,6 +17,7 @@ from kvdock.own_sockets import (
     own_tcp_sockets,
 )
 from kvdock.testing.harness import becomes
+from kvdock.testing.open_files import open_files
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="filters of sockets are the Linux kernel's"
@@ -62,6 +63,20 @@ def test_a_port_stays_with_the_process_when_its_listener_has_ended() -> None:
         contextlib.suppress(ConnectionResetError),
     ):
         assert not late.recv(1), "it was told that nothing is there"
+
+
+def test_a_kept_port_costs_one_descriptor_and_no_other_comes_and_goes() -> None:
+    bound, before = BoundPorts(), open_files()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        bound.keep(frozenset({server.getsockname()[1]})),
+    ):
+        server.close()
+    seen: set[str] = set()
+    for _ in range(200):
+        seen |= open_files() - before
+    assert len(seen) == 1, seen
+    bound.give_back()
 
 
 def test_ports_are_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:

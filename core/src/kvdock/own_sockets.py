@@ -168,11 +168,13 @@ class BoundPorts:
 
     def _refuse(self) -> None:
         while sockets := self._current():
-            with select.epoll() as waiting:
-                known = {one.fileno(): one for one in sockets}
-                for number in known:
-                    waiting.register(number, select.EPOLLIN)
-                ready = [known[number] for number, _ in waiting.poll(_ROUND_S)]
+            # Unlike epoll it takes no descriptor, which would come and go.
+            waiting = select.poll()
+            known = {one.fileno(): one for one in sockets}
+            known.pop(-1, None)  # given back meanwhile
+            for number in known:
+                waiting.register(number, select.POLLIN)
+            ready = [known[number] for number, _ in waiting.poll(_ROUND_S * 1000)]
             for one in ready:
                 with contextlib.suppress(OSError):
                     one.accept()[0].close()
