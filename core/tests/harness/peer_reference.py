@@ -67,7 +67,7 @@ class Receiver:
     Args:
         blocks: Where rows may land.
         port: Where to listen; 0 for a free one.
-        token: What peers have to send; None for one that nobody had before.
+        token: What peers have to send; None for one that no other endpoint had before.
     """
 
     def __init__(

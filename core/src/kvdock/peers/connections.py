@@ -144,7 +144,7 @@ class Connection(ABC, Generic[L]):
         """
 
     def update(self, endpoint: Endpoint, memory: Pieces) -> None:
-        """Take note of a further pool, here and at the peer; while nobody opens it."""
+        """Take note of a further pool, here and at the peer; one call at a time."""
 
     def join(self, endpoint: Endpoint, memory: Pieces, deadline_s: float) -> None:
         """Connect for one more pool.

@@ -96,7 +96,7 @@ class MessageKeys:
             self._log.warning(
                 "mode",
                 f"core.peers.key_file {self._path} can be read or written by others: "
-                "whoever reads a key makes messages; run chmod 600 on it",
+                "other users can read the key and make messages; run chmod 600 on it",
             )
         self._read_at = stamp
         return keys
