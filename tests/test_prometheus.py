@@ -87,6 +87,9 @@ while True:
     tell(LoadDecided(
         request="r", choice="all", acted=True, found=4, pages=4, **spent, **known
     ))
+    tell(HostMemoryShared(
+        request="r", rows=4, pages=6, waited_s=0.5, computed_tokens=32
+    ))
     time.sleep(0.2)
 """
 SERVER = """
