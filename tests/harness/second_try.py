@@ -52,7 +52,7 @@ class Failures:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / f"{os.getpid()}.json"
-        self._file.touch(mode=0o600)  # only its owner reads the environment of a session
+        self._file.touch(mode=0o600)  # a session's environment is private
         self.failed: list[pytest.TestReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

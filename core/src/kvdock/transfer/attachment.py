@@ -387,7 +387,7 @@ class Attachment(ClosedAfterUse):
         loaded: dict[str, BoolArray] = {}
         nbytes: dict[str, int] = {}
         reach = count = len(hashes)
-        whole = calls.whole_is_restorable
+        whole = True  # no pool cuts a prefix of which it has all pages
 
         def move(name: str, job: Job | None, late: OutcomeArray | None = None) -> None:
             nonlocal reach, whole

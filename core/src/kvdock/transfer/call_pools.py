@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.pools.enums import HitPolicy
 from kvdock.transfer.page_indices import resolve_page_indices
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ class CallPools:
         anchor_first: Names in the order in which pages are loaded.
         anchor_last: Names in the order in which they are stored.
         channel: That of all of them, where they have one backend; else None.
-        whole_is_restorable: Whether a prefix can be restored if all pools have all of
-            its pages; False where only whole groups of blocks can be.
         engine_hits: Whether the engine evaluates hits itself.
     """
 
@@ -44,7 +41,6 @@ class CallPools:
     anchor_first: tuple[str, ...]
     anchor_last: tuple[str, ...]
     channel: BackendChannel | None
-    whole_is_restorable: bool
     engine_hits: bool
     _memory: tuple[tuple[PoolSpec, Region], ...]
 
@@ -65,9 +61,6 @@ class CallPools:
             anchor_first=tuple(pool.name for pool in by_anchor),
             anchor_last=tuple(pool.name for pool in sidecars_first),
             channel=channels.pop() if len(channels) == 1 else None,
-            whole_is_restorable=all(
-                pool.hit_policy is not HitPolicy.BLOCK_GROUPS for pool in specs
-            ),
             engine_hits=any(pool.engine_hits for pool in specs[:1]),
             memory=tuple((one.pool, one.region) for one in pools),
         )
