@@ -136,6 +136,7 @@ class BoundPorts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._until_s: dict[socket.socket, float] = {}
+        self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def keep(self, ports: frozenset[int]) -> Iterator[None]:
@@ -161,17 +162,17 @@ class BoundPorts:
                 one.setblocking(False)
             begins = not self._until_s
             self._until_s |= dict.fromkeys(sockets, time.monotonic() + _BOUND_S)
-        if begins:
-            threading.Thread(
-                target=self._refuse, name="kvdock-bound", daemon=True
-            ).start()
+            if begins:
+                self._thread = threading.Thread(
+                    target=self._refuse, name="kvdock-bound", daemon=True
+                )
+                self._thread.start()
 
     def _refuse(self) -> None:
         while sockets := self._current():
             # Unlike epoll it takes no descriptor, which would come and go.
             waiting = select.poll()
             known = {one.fileno(): one for one in sockets}
-            known.pop(-1, None)  # given back meanwhile
             for number in known:
                 waiting.register(number, select.POLLIN)
             ready = [known[number] for number, _ in waiting.poll(_ROUND_S * 1000)]
@@ -180,11 +181,15 @@ class BoundPorts:
                     one.accept()[0].close()
 
     def give_back(self) -> None:
-        """Give all ports back; what comes late may reach something else then."""
+        """Give all ports back; what comes late may reach something else then.
+
+        The thread closes them: a port stays taken while a poll looks at its socket.
+        """
         with self._lock:
-            for one in self._until_s:
-                one.close()
-            self._until_s.clear()
+            self._until_s = dict.fromkeys(self._until_s, 0.0)
+            thread = self._thread
+        if thread is not None:
+            thread.join(2 * _ROUND_S)
 
     def _current(self) -> list[socket.socket]:
         """Give back what has been bound for long enough; return the others."""
