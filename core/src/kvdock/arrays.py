@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,3 +16,6 @@ Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 OutcomeArray = npt.NDArray[np.uint8]
 """One `Outcome` for each row."""
+
+any_of: Callable[[npt.NDArray[Any]], bool] = np.logical_or.reduce
+"""Whether any item of a row is true or above 0: `any()` of it, without its Python."""

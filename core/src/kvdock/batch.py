@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.arrays import any_of
 from kvdock.errors import BatchError
 from kvdock.synchronization import new_condition, remaining_s
 
@@ -357,6 +358,23 @@ class BatchResult:
     def ok(self) -> npt.NDArray[np.bool_]:
         """Return which keys are OK, bool (n,)."""
         return cast("npt.NDArray[np.bool_]", self.outcomes == Outcome.OK)
+
+
+def is_whole(result: object, batch: Batch) -> TypeGuard[BatchResult]:
+    """Return whether an answer is right and says that every key is OK.
+
+    So are nearly all answers. `validate_result` says what is wrong with any other.
+    """
+    return (
+        type(result) is BatchResult
+        and result.hold is None
+        and result.outcomes.shape == result.nbytes.shape == (len(batch.keys),)
+        and not any_of(result.outcomes)
+        and not (
+            batch.operation is Operation.GET
+            and any_of(result.nbytes != batch.object_bytes)
+        )
+    )
 
 
 def validate_result(batch: Batch, result: object) -> BatchResult:

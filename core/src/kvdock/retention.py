@@ -126,21 +126,15 @@ class CallTimes:
     asked: Retention = attrs.field(factory=Retention)
     kept: set[str] = attrs.field(factory=set)
     expire_at: dict[str, int] = attrs.field(factory=dict)
-    _batch: tuple[BoolArray | None, Int64Array | None] = attrs.field(
-        init=False, default=(None, None)
-    )
 
-    def note(self, kept: BoolArray | None, expire_at: Int64Array | None) -> None:
-        """Take over what a batch found, by object."""
-        self._batch = (kept, expire_at)
-
-    def settle(self, hashes: Sequence[str]) -> None:
-        """Fold what the last batch found: a page is kept if all its objects are."""
-        kept, expire_at = self._batch
-        self._batch = (None, None)
+    def note_kept(self, hashes: Sequence[str], kept: BoolArray | None) -> None:
+        """Take over which objects a batch stored with the promise, bool (n,)."""
         if kept is not None:
             whole = np.flatnonzero(kept.reshape(len(hashes), -1).all(axis=1))
             self.kept.update(hashes[at] for at in whole.tolist())
+
+    def note_expiry(self, hashes: Sequence[str], expire_at: Int64Array | None) -> None:
+        """Take over when the objects of a batch expire, int64 (n,), 0 for never."""
         if expire_at is not None and expire_at.any():
             # The first of a page's objects to go takes the page with it.
             ends = np.where(expire_at == 0, LATEST, expire_at)

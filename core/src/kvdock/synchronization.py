@@ -23,15 +23,15 @@ class ProcessGuard:
     which could not be undone and would miss a fork in C.
     """
 
-    __slots__ = ("_pid",)
+    __slots__ = ("pid",)
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     @property
     def forked(self) -> bool:
         """Return whether this is a child of the object's process."""
-        return os.getpid() != self._pid
+        return os.getpid() != self.pid
 
 
 def new_condition() -> tuple[threading.Lock, threading.Condition]:

@@ -16,6 +16,7 @@ from stalls import timed
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
 from kvdock.plugin.hookspecs import hookimpl
+from kvdock.resilience.channel import MemoryUse
 from kvdock.resilience.executor import Job
 from kvdock.transfer.health_check import HealthCheck
 
@@ -429,8 +430,9 @@ def test_a_call_that_is_never_begun_releases_what_waits_for_its_end(
         batch = Batch(
             Operation.EXISTS, ["key"], deadline_s=time.monotonic() + 0.01, pool="kv"
         )
-        ran = pool.channel.call(pool.handle, batch, late=lambda: ends.append("over"))
-        assert ran.abandoned
+        use = MemoryUse(lambda: ends.append("over"))
+        ran = pool.channel.call(pool.handle, batch, use=use)
+        assert ran.outcomes.tolist() == [Outcome.TIMEOUT]
         assert ends == []
         go_on.set()
         assert cache.wait_idle(60)

@@ -201,7 +201,8 @@ def test_what_an_abandoned_call_claims_to_have_read_is_a_miss(
         run, ends = channel.io, []
 
         def held(job: Job, handle: object, batch: Batch, use: MemoryUse) -> BatchResult:
-            ends.append(use.hold())
+            use.held = True
+            ends.append(use.release)
             return run(job, handle, batch, MemoryUse())
 
         monkeypatch.setattr(channel, "io", held)

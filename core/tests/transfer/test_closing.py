@@ -105,13 +105,13 @@ def test_a_forked_child_misses_at_once_and_releases_nothing() -> None:
     with engine.attachment as cache:
         channel = cache._backends.channels["shelf"]
         executor = channel.executor
-        kept = executor.guard._pid, executor._lock
+        kept = executor.guard.pid, executor._lock
         # As a thread leaves it that is inside while the process forks.
-        executor.guard._pid, executor._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+        executor.guard.pid, executor._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
         assert cache.exists(hashes(1)).best == 0
         stored = cache.put(hashes(1), engine.where([0]))
         assert stored.outcomes["kv"].tolist() == [Outcome.UNAVAILABLE]
         assert cache.clear() == {"shelf": Outcome.UNAVAILABLE}
         assert channel.close(time.monotonic() + 1)
-        executor.guard._pid, executor._lock = kept
+        executor.guard.pid, executor._lock = kept
         assert not engine.shelf.released

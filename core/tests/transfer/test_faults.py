@@ -35,7 +35,6 @@ from kvdock.config.core import StagingPolicy
 from kvdock.plugin.manifest import Support
 from kvdock.testing.open_files import open_files
 from kvdock.transfer.manager import TransferManager
-from kvdock.transfer.modes import StagedLoads, StagedTransfer
 from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
 if TYPE_CHECKING:
@@ -170,10 +169,9 @@ def drive_once(trial: Trial) -> None:
                 assert (engine.rows(pool, pages.tolist()) == REUSED).all()
                 assert not cache.leases(pool).in_use(range(PAGES)).any()
             for attached in cache.pools_by_name.values():
-                mode = attached.nearest.mode
-                mode = mode.loads if isinstance(mode, StagedLoads) else mode
-                if isinstance(mode, StagedTransfer):
-                    assert len(mode.staging._free) == core.calls.staging_buffers
+                staging = attached.nearest.steps.staging
+                if staging is not None:
+                    assert len(staging._free) == core.calls.staging_buffers
             assert manager.close()
             assert sorted(map(str, shelf.released)) == sorted(
                 pool.name for pool in POOLS

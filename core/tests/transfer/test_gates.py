@@ -20,9 +20,8 @@ from kvdock.namespace import Namespace
 from kvdock.plugin.manifest import Support
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements, TransferMode
-from kvdock.transfer import modes
+from kvdock.transfer import page_call
 from kvdock.transfer.attachment import Attachment
-from kvdock.transfer.modes import StagedTransfer, ZeroCopyTransfer
 
 REUSED = 0x77
 SAFE = {"staging": "safe"}
@@ -146,7 +145,7 @@ def test_a_backend_that_stays_in_its_gate_keeps_the_pages_leased(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It breaks its promise; the engine goes on, and the log says so."""
-    monkeypatch.setattr(modes, "GATE_CLOSE_S", 0.05)
+    monkeypatch.setattr(page_call, "GATE_CLOSE_S", 0.05)
     shelf = Occupying(gated=Support.NATIVE)
     engine = Engine([shelf], core=hasty("get", calls=SAFE))
     with engine.attachment as cache:
@@ -192,15 +191,17 @@ def test_a_pool_is_staged_unless_plan_and_settings_agree_on_a_gate(
 ) -> None:
     engine = Engine([Shelf(gated=Support.NATIVE)])
     engine.attachment.close()
-    dock = Dock({"shelf": Shelf(gated=Support.NATIVE).backend()})
+    shelf = Shelf(gated=Support.NATIVE)
+    dock = Dock({"shelf": shelf.backend()})
     plan = dock.plan(engine.pools, Shard(), needs=RouteRequirements(staging=planned))
     regions = {"kv": Region.of(engine.pools[0], Shard(), [engine.memory["kv"]], 24)}
     core = patient(calls={"staging": str(asked)})
     space = Namespace(model="m")
     with Attachment.open(dock, plan, space, regions, core=core) as cache:
-        mode = cache["kv"].nearest.mode
-        assert isinstance(mode, ZeroCopyTransfer if gates else StagedTransfer)
-        assert not gates or (isinstance(mode, ZeroCopyTransfer) and mode.gated)
+        assert (cache["kv"].nearest.steps.staging is None) == gates
+        names = hashes(1)
+        assert cache.put(names, {"kv": np.arange(1)}).pages == 1
+        assert (shelf.calls[-1].gate is not None) == gates
 
 
 def test_a_staged_batch_is_no_larger_than_a_cache_takes() -> None:
@@ -213,8 +214,8 @@ def test_a_staged_batch_is_no_larger_than_a_cache_takes() -> None:
         assert cache.put(names, engine.where(range(20))).pages == 20
         most = max(len(call) for call in engine.shelf.calls)
         assert most == pool.nearest.batch_pages == max(1, 4096 // pool.page_bytes)
-        assert isinstance(pool.nearest.mode, StagedTransfer)
-        assert len(pool.nearest.mode.staging._free[0].rows) == most
+        assert pool.nearest.steps.staging is not None
+        assert len(pool.nearest.steps.staging._free[0].rows) == most
         assert cache.get(names, engine.where(range(20))).pages == 20
 
 

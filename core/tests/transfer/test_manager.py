@@ -272,12 +272,12 @@ def test_a_forked_child_is_rejected_and_waits_for_no_worker() -> None:
 def test_a_forked_child_closes_without_waiting_for_the_parents_workers() -> None:
     manager = TransferManager(engine_with().attachment)
     executors = list(manager._executors.values())
-    kept = [(executor._guard._pid, executor._lock) for executor in executors]
+    kept = [(executor._guard.pid, executor._lock) for executor in executors]
     for executor in executors:
-        executor._guard._pid, executor._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
+        executor._guard.pid, executor._lock = os.getpid() + 1, Taken()  # type: ignore[assignment]  # no lock
     assert manager.drain(1.0)
     assert manager.close()
-    for executor, (executor._guard._pid, executor._lock) in zip(
+    for executor, (executor._guard.pid, executor._lock) in zip(
         executors, kept, strict=True
     ):
         executor.close()

@@ -101,8 +101,8 @@ def test_the_worst_answer_of_those_that_have_a_page_counts(
 
 def test_a_page_expires_with_its_first_object() -> None:
     times = CallTimes()
-    times.note(np.array([True, True, True, False]), np.array([0, 9, 0, 0]))
-    times.settle(["a", "b"])
+    times.note_kept(["a", "b"], np.array([True, True, True, False]))
+    times.note_expiry(["a", "b"], np.array([0, 9, 0, 0]))
     assert times.kept == {"a"}
     assert times.expire_at == {"a": 9}
 

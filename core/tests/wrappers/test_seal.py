@@ -381,7 +381,7 @@ def test_memory_of_a_backend_goes_back_where_its_store_cannot_be_opened(
 def test_a_forked_child_touches_no_memory_of_its_parent(keys: Path) -> None:
     inner = Held()
     store, memory = one_object(keys, inner)
-    store._guard._pid += 1  # as a child would see it
+    store._guard.pid += 1  # as a child would see it
     found = store.run(batch_of(Operation.PUT, memory))
     assert found.outcomes.tolist() == [Outcome.UNAVAILABLE]
     assert not inner.batches

@@ -22,6 +22,7 @@ from kvdock.peers.send_future import RunningSend, SendFuture
 from kvdock.peers.tickets import TicketBook
 from kvdock.pools.enums import Per
 from kvdock.resilience.background_executor import BackgroundExecutor, Work
+from kvdock.resilience.channel import MemoryUse
 from kvdock.synchronization import check_deadline, remaining_s
 
 if TYPE_CHECKING:
@@ -329,16 +330,16 @@ class Sender:
             future.leave()
 
         # After a signal too, the call goes on and ends with `over`.
-        answer = pool.attached.channel.call(pool.attached.handle, batch, late=over)
-        if answer.abandoned:
+        use = MemoryUse(over)
+        attached = pool.attached
+        result = attached.channel.call(attached.handle, batch, use=use)
+        outcomes, late = result.outcomes, not use.ended
+        if late:
             peer.abandon(call)
-        else:
-            over()
-        outcomes = answer.result.outcomes
-        if answer.abandoned and not np.count_nonzero(outcomes):
+        if late and not np.count_nonzero(outcomes):
             # Held memory: that it is there is not known before the hold ends.
             outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
-        return outcomes, answer.abandoned
+        return outcomes, late
 
     def _peer(self, pool: PeerPool, offer: Offer) -> _Peer:
         key = pool.name, offer.endpoint

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import attrs
 import numpy as np
 
+from kvdock.arrays import any_of
 from kvdock.batch import (
     Batch,
     BatchResult,
     MemoryHold,
     Operation,
     Outcome,
+    is_whole,
     validate_result,
 )
 from kvdock.config.core import BreakerSettings
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
     from kvdock.geometry.region import Region
     from kvdock.plugin.backend import Backend
     from kvdock.plugin.hookspecs import AttachConfig
-    from kvdock.plugin.store import PoolStore
     from kvdock.pools.spec import PoolSpec
 
 log = logging.getLogger("kvdock")
@@ -65,6 +66,7 @@ log = logging.getLogger("kvdock")
 T = TypeVar("T")
 
 _MOVING = (Operation.PUT, Operation.GET)
+_ABSENT = int(Outcome.ABSENT)
 
 _GRACE_OF_LIMITS_S = 0.005
 """Most time past the limit of a load: a request waits for it that could compute."""
@@ -72,50 +74,37 @@ _PEERS = BreakerSettings(failures=1 << 62, abandoned_calls=1 << 62)
 """The breaker of SEND never opens: one dead peer must not cut off the others."""
 
 
-@attrs.frozen(eq=False)
-class CallResult:
-    """The result of a batch.
-
-    Args:
-        result: One outcome per key, whatever happened.
-        abandoned: Whether the call was abandoned; its `late` then runs when
-            it ends.
-    """
-
-    result: BatchResult
-    abandoned: bool = False
-
-
 class MemoryUse:
     """The memory that one batch may touch, until its call can no longer do so.
 
     Args:
-        end: Releases it: where the worker returns from the call, or when the backend
-            releases its hold on it. May be called twice.
-        abandon: Releases what the engine gets back at once where the call is
-            abandoned, and records its outcomes.
+        release: Releases it, once.
+
+    Attributes:
+        held: Whether a backend holds it beyond its answer.
+        ended: Whether it is released.
     """
 
-    __slots__ = ("_end", "abandon", "held")
+    __slots__ = ("_release", "ended", "held")
 
-    def __init__(
-        self,
-        end: Callable[[], None] = lambda: None,
-        abandon: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._end = end
-        self.abandon = abandon
-        self.held = False
-
-    def hold(self) -> Callable[[], None]:
-        """Leave it to a backend that holds the memory; return what releases it."""
-        self.held = True
-        return self._end
+    def __init__(self, release: Callable[[], None] | None = None) -> None:
+        self._release = release
+        self.held = self.ended = False
 
     def end(self) -> None:
-        """Release it, unless a backend holds it."""
+        """Release the memory, unless a backend holds it."""
         if not self.held:
-            self._end()
+            self.release()
+
+    def release(self) -> None:
+        """Release it, where the worker has returned or a backend ends its hold."""
+        if not self.ended:
+            self.ended = True
+            if self._release is not None:
+                self._release()
+
+    def abandon(self) -> None:
+        """Release what the engine gets back at once, as its call is abandoned."""
 
 
 def as_kvdock_error(error: Exception) -> KvdockError:
@@ -137,9 +126,9 @@ def _validated(batch: Batch, answer: object) -> BatchResult | Exception:
 
 def _loaded_bytes(answer: object) -> int:
     """Return the bytes of an answer of which every key is loaded; else 0."""
-    if not isinstance(answer, BatchResult) or answer.outcomes.any():
+    if not isinstance(answer, BatchResult) or any_of(answer.outcomes):
         return 0
-    return int(answer.nbytes.sum())
+    return int(np.add.reduce(answer.nbytes))
 
 
 def _hold_of(answer: object) -> MemoryHold | None:
@@ -166,6 +155,7 @@ class BackendChannel:
         self.negative_cache = NegativeCache(core.negative_cache)
         self.loads = LoadMeter()
         self.core = core
+        self._grace_s = core.deadlines.grace
         self.executor = DeadlineExecutor(
             f"kvdock-{self.name}",
             core.calls.max_concurrent_calls,
@@ -428,25 +418,26 @@ class BackendChannel:
         """Return until when to wait for a call with this deadline: some grace."""
         if LIMIT.get() is not None:
             return deadline_s + _GRACE_OF_LIMITS_S
-        return deadline_s + self.core.deadlines.grace
+        return deadline_s + self._grace_s
 
     def call(
         self,
         handle: object,
         batch: Batch,
-        late: Callable[[], None] | None = None,
         job: Job | None = None,
-    ) -> CallResult:
+        use: MemoryUse | None = None,
+    ) -> BatchResult:
         """Run a batch as a call of its own; one outcome for each key, by its deadline.
 
         Args:
             handle: The pool's handle.
             batch: What to do, with a deadline; no more keys than the backend
                 takes at once.
-            late: Called when an abandoned call really ends.
             job: That of the larger call that it belongs to.
+            use: Its memory, which is released here: late, if the call is abandoned or
+                the backend holds it.
         """
-        use = MemoryUse(late or (lambda: None))
+        use = use or MemoryUse()
         result: BatchResult | None = None
 
         def work(job: Job) -> None:
@@ -454,17 +445,17 @@ class BackendChannel:
             try:
                 result = self.io(job, handle, batch, use)
             finally:
-                if job.abandoned:
-                    use.end()
+                use.end()
 
         latest_s = self.latest(batch.deadline_s)
         done = self.executor.work(work, latest_s, job, late=lambda _: use.end())
         if done.abandoned:
-            return CallResult(BatchResult.all(batch, Outcome.TIMEOUT), abandoned=True)
+            return BatchResult.all(batch, Outcome.TIMEOUT)
         if result is None:
+            use.end()
             outcome = self.rejected(batch.operation, batch.pool, len(batch), done.error)
-            result = BatchResult.all(batch, outcome)
-        return CallResult(result, abandoned=use.held)
+            return BatchResult.all(batch, outcome)
+        return result
 
     def io(self, job: Job, handle: object, batch: Batch, use: MemoryUse) -> BatchResult:
         """Run one batch of a job, on its thread; one outcome for each key.
@@ -472,17 +463,18 @@ class BackendChannel:
         Raises:
             Abandoned: At the end of a call that was abandoned.
         """
-        breaker = self.breakers[batch.operation]
+        operation = batch.operation
+        breaker = self.breakers[operation]
         if batch.deadline_s <= time.monotonic():
             return BatchResult.all(batch, Outcome.TIMEOUT)
         if self._closing or not breaker.allows_call():
-            self.background.start_probe(batch.operation)
+            self.background.start_probe(operation)
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
-        loads = batch.operation is Operation.GET
+        loads = operation is Operation.GET
         began = self.loads.time.advance(1)[0] if loads else 0.0
         # Its end is a decision, and says nothing about the backend.
         decided = loads and LIMIT.get() is not None
-        grace_s = _GRACE_OF_LIMITS_S if decided else self.core.deadlines.grace
+        grace_s = _GRACE_OF_LIMITS_S if decided else self._grace_s
         answer: object
         job.leave(
             batch.deadline_s + grace_s,
@@ -490,7 +482,7 @@ class BackendChannel:
         )
         try:
             if self._calls_stores and batch.remote is None:
-                answer = cast("PoolStore", handle).run(batch)
+                answer = handle.run(batch)  # type: ignore[attr-defined] # a PoolStore
             else:  # what sends to a peer finds its own way
                 answer = self._batch_hook(handle=handle, batch=batch)
         except Exception as error:  # noqa: BLE001 - plugin code
@@ -500,8 +492,25 @@ class BackendChannel:
         if not job.resume():
             self._on_late_end(answer, batch, began, use)
             raise Abandoned
+        if is_whole(answer, batch):  # the usual answer takes no further look
+            if loads:
+                self.loads.end(began, batch.pool, _loaded_bytes(answer))
+            breaker.record_success()
+            return answer
+        return self._record_answer(breaker, batch, answer, began, decided, use)
+
+    def _record_answer(
+        self,
+        breaker: CircuitBreaker,
+        batch: Batch,
+        answer: object,
+        began: float,
+        decided: bool,  # noqa: FBT001 - whether the deadline was a decision
+        use: MemoryUse,
+    ) -> BatchResult:
+        """Hold any answer against its batch, and record it."""
         result = _validated(batch, answer)
-        if loads:
+        if batch.operation is Operation.GET:
             self.loads.end(began, batch.pool, _loaded_bytes(result))
         if isinstance(result, Exception):
             # Storage never stops an engine: these keys are a miss.
@@ -514,7 +523,8 @@ class BackendChannel:
             # Like a late call: the memory is not free yet.
             what = "ended, but its library may still move bytes: the pages stay leased"
             self._log_failure("held", batch, what)
-            self.keep_held(result.hold, use.hold())
+            use.held = True
+            self.keep_held(result.hold, use.release)
         return result
 
     def _record_overrun(
@@ -578,8 +588,7 @@ class BackendChannel:
         decided: bool,
     ) -> None:
         """Record an answer that came in time as a success or a failure."""
-        # The usual answer, all OK, takes no further look.
-        if not result.outcomes.any():
+        if not any_of(result.outcomes > _ABSENT):  # nothing failed
             breaker.record_success()
             return
         if decided and np.any(result.outcomes == Outcome.TIMEOUT):
@@ -612,7 +621,8 @@ class BackendChannel:
             self.loads.end(began, batch.pool, _loaded_bytes(answer), late=True)
         hold = _hold_of(answer)
         if hold is not None:
-            self.keep_held(hold, use.hold())
+            use.held = True
+            self.keep_held(hold, use.release)
         for breaker in self.breakers.values():
             breaker.on_late_end()
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import contextvars
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvdock.resilience.workers import Inbox, Workers
+from kvdock.resilience.workers import Workers
 from kvdock.synchronization import (
     ProcessGuard,
     QuietCondition,
@@ -120,6 +121,7 @@ class Job:
         result: What its work returned.
         error: What it raised; `CallRejected` if it was never begun, `WorkerExit` for
             what would end a thread.
+        begun: Whether its work has begun.
         ended: Whether its work has ended.
         abandoned: Whether no caller waits for its work any more.
         on_abandon: Records that the backend's call was abandoned; see `leave`.
@@ -133,6 +135,7 @@ class Job:
         "_context",
         "_work",
         "abandoned",
+        "begun",
         "closes",
         "done",
         "ended",
@@ -159,7 +162,7 @@ class Job:
         self.lock = threading.Lock()
         self.done = threading.Lock()
         self.done.acquire()
-        self.ended = self.abandoned = False
+        self.begun = self.ended = self.abandoned = False
         self.result: Any = None
         self.error: Exception | None = None
         self.on_lost: Callable[[], None] | None = None
@@ -176,6 +179,7 @@ class Job:
         with self.lock:
             work, self._work = self._work, None
             if work is not None and (self.closes or not self.abandoned):
+                self.begun = True
                 try:
                     self.result = self._context.run(work, self)
                 except Abandoned:
@@ -333,7 +337,8 @@ class DeadlineExecutor:
         if job is not None:
             return self._host(job, work, until_s)
         job = Job(work, until_s, closes=closes)
-        job.on_skipped = partial(self._run_late, late, None)
+        if late is not None:
+            job.on_skipped = partial(self._run_late, late, None)
         try:
             self._dispatch(job, until_s)
             while not job.done.acquire(timeout=remaining_s(job.until_s)):
@@ -511,7 +516,10 @@ class DeadlineExecutor:
     def _begin_watch(self, job: Job) -> None:
         """Have the deadlines of a hosted job watched; with the lock held."""
         if self._watch_until_s == -math.inf:
-            self._take_worker().put(self._watch_deadlines)
+            try:
+                self._workers.take().put(self._watch_deadlines)
+            except RuntimeError as error:  # a limit of the system
+                raise CallRejected(str(error)) from error
             self._watch_until_s = math.inf
         self._hosted.add(job)
 
@@ -560,26 +568,23 @@ class DeadlineExecutor:
             settle()
 
     def _dispatch(self, job: Job, deadline_s: float) -> None:
-        if self.guard.forked:
+        if os.getpid() != self.guard.pid:
             raise CallRejected("this is a forked child")
         job.on_end = self._ended
         task = job.run
         with self._lock:
             if self._overrun.taken or self._closing or self._busy >= self._at_once:
                 self._admit(deadline_s, closes=job.closes)
-            inbox = self._take_worker()
+            try:
+                inbox = self._workers.take()
+            except RuntimeError as error:  # a limit of the system
+                raise CallRejected(str(error)) from error
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.
             self._busy += 1
             self._running += 1
             job.executor, job.quota = self, self._overrun
             inbox.put(task)
-
-    def _take_worker(self) -> Inbox:
-        try:
-            return self._workers.take()
-        except RuntimeError as error:  # a limit of the system
-            raise CallRejected(str(error)) from error
 
     def _ended(self, job: Job) -> Callable[[], None] | None:
         """Count the end of a job; return what tells who waits for it."""

@@ -20,6 +20,7 @@ from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.synchronization import check_deadline
 from kvdock.tiers.chain import Chain, EnginePages
 from kvdock.transfer.leases import Lease, PageLeases
+from kvdock.transfer.page_call import PageCall
 from kvdock.transfer.page_indices import (
     as_page_indices,
     check_pages,
@@ -259,7 +260,6 @@ class AttachedPool:
         deadline_s: float,
         times: CallTimes | None = None,
         job: Job | None = None,
-        placement: Placement | None = None,
     ) -> OutcomeArray:
         """Store or load pages in batches; uint8 (n,), an outcome for each.
 
@@ -272,20 +272,31 @@ class AttachedPool:
             times: For PUT: how long the pages are kept and served.
             job: Where it is one of several pools of a call, or a background task; see
                 `DeadlineExecutor.work`.
-            placement: The only one to store them in or load them from; None for all,
-                as they follow each other.
 
         Raises:
             Abandoned: If such a job was abandoned meanwhile.
         """
         if self._max_age_s and times is None and operation is Operation.PUT:
             times = CallTimes(Retention.lasting(max_age_s=self._max_age_s))
-        if placement is None:
-            if self._chain is not None:
-                return self._transfer_in_turn(
-                    self._chain, operation, hashes, pages, deadline_s, times
-                )
-            placement = self.placements[0]
+        if self._chain is not None:
+            return self._transfer_in_turn(
+                self._chain, operation, hashes, pages, deadline_s, times
+            )
+        return self.transfer_in(
+            self.placements[0], operation, hashes, pages, deadline_s, times, job
+        )
+
+    def transfer_in(
+        self,
+        placement: Placement,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: Int64Array,
+        deadline_s: float,
+        times: CallTimes | None = None,
+        job: Job | None = None,
+    ) -> OutcomeArray:
+        """Store pages in one placement or load them from there; as `transfer`."""
         chosen, outcomes = unanswered(pages)
         if operation is Operation.PUT and not self.writes:
             # Another rank stores these very bytes.
@@ -304,8 +315,8 @@ class AttachedPool:
         work = partial(self._move_batches, batches, deadline_s)
         ran = channel.executor.work(work, channel.latest(deadline_s), job)
         if ran.abandoned:
-            left = _at(hashes, chosen[batches.begun :])
-            placement.give_up(operation, left, Outcome.TIMEOUT)
+            if not ran.begun:
+                placement.give_up(operation, names, Outcome.TIMEOUT)
         elif ran.error is not None:
             outcomes[chosen] = placement.give_up_rejected(operation, names, ran.error)
         return outcomes
@@ -433,8 +444,8 @@ class AttachedPool:
         times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store pages in the placement at a position, or load them from there."""
-        return self.transfer(
-            operation, hashes, pages, deadline_s, times, placement=self.placements[at]
+        return self.transfer_in(
+            self.placements[at], operation, hashes, pages, deadline_s, times
         )
 
     def _deliver(
@@ -475,25 +486,29 @@ class AttachedPool:
                 why = "" if limit is None else "pays"
                 placement.give_up(operation, left, Outcome.TIMEOUT, why)
                 return
-            batches.begun = start + len(part)
             if start and placement.rejects(operation, names):
                 batches.outcomes[part] = Outcome.UNAVAILABLE
                 continue
-            pages = batches.pages[part]
-            lease = None
-            if self._physical and not (
-                operation is Operation.PUT and placement.deletes
-            ):
-                lease = self.leases.take_all(pages)
-            if lease is not None:
-                batches.outcomes[part] = placement.move(
-                    job, operation, names, pages, deadline_s, lease, self.notify_held,
-                    batches.times,
-                )  # fmt: skip
+            call = PageCall(
+                job, placement, operation, names, batches.pages[part], deadline_s,
+                times=batches.times,
+            )  # fmt: skip
+            if placement.channel.listening:
+                call.on_late = self.notify_held
+                call.rest = _at(hashes, chosen[start + size :])
+            if self._lease_all(call):
+                batches.outcomes[part] = placement.move(call)
             else:
-                batches.outcomes[part] = self._move_in_turns(
-                    job, placement, operation, names, pages, deadline_s, batches.times
-                )
+                batches.outcomes[part] = self._move_in_turns(call)
+
+    def _lease_all(self, call: PageCall) -> bool:
+        """Lease the pages of a batch, if all of them can be moved at once."""
+        if call.operation is Operation.PUT and call.placement.deletes:
+            return False
+        if not self._physical:
+            return True
+        call.lease = self.leases.take_all(call.pages)
+        return call.lease is not None
 
     def _once(
         self, pages: Int64Array, chosen: Int64Array, outcomes: OutcomeArray
@@ -505,22 +520,14 @@ class AttachedPool:
         outcomes[chosen[again]] = Outcome.REFUSED
         return chosen[~again]
 
-    def _move_in_turns(
-        self,
-        job: Job,
-        placement: Placement,
-        operation: Operation,
-        hashes: Sequence[str],
-        pages: Int64Array,
-        deadline_s: float,
-        times: CallTimes | None,
-    ) -> OutcomeArray:
+    def _move_in_turns(self, batch: PageCall) -> OutcomeArray:
         """Store or load pages that cannot all be moved at once.
 
         Those under a call are refused. A page that is given twice is stored again
         afterwards, and loaded once: it can hold only one of them. What is being
         deleted is stored last.
         """
+        placement, operation, hashes = batch.placement, batch.operation, batch.hashes
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         deleting = np.zeros(len(hashes), np.bool_)
         if operation is Operation.PUT and placement.deletes:
@@ -528,20 +535,22 @@ class AttachedPool:
         rest, late = np.flatnonzero(~deleting), np.flatnonzero(deleting)
         while len(rest) or len(late):
             if not len(rest):
-                placement.wait_deleted(_at(hashes, late), deadline_s)
+                placement.wait_deleted(_at(hashes, late), batch.deadline_s)
                 gone = ~placement.being_deleted(_at(hashes, late))
                 rest, late = late[gone], late[:0]
                 continue
-            free, lease = self._lease(pages[rest])
+            free, lease = self._lease(batch.pages[rest])
             chosen = rest[free]
             names = _at(hashes, chosen)
             if not names:
                 placement.give_up(operation, _at(hashes, rest), Outcome.REFUSED)
             else:
-                outcomes[chosen] = placement.move(
-                    job, operation, names, pages[chosen], deadline_s, lease,
-                    self.notify_held, times,
+                call = PageCall(
+                    batch.job, placement, operation, names, batch.pages[chosen],
+                    batch.deadline_s, lease, batch.times,
                 )  # fmt: skip
+                call.on_late, call.rest = batch.on_late, batch.rest
+                outcomes[chosen] = placement.move(call)
             loaded_once = operation is Operation.GET or not names
             rest = rest[:0] if loaded_once else rest[~free]
         return outcomes
@@ -573,7 +582,6 @@ class _Batches:
     Args:
         chosen: int64 (m,), the positions with a page that is moved.
         outcomes: uint8 (n,), filled batch by batch.
-        begun: How many of the chosen ones are in batches that have begun.
     """
 
     placement: Placement
@@ -583,7 +591,6 @@ class _Batches:
     times: CallTimes | None
     chosen: Int64Array
     outcomes: OutcomeArray
-    begun: int = 0
 
 
 def _at(hashes: Sequence[str], positions: Int64Array) -> Sequence[str]:

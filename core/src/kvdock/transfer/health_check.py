@@ -22,6 +22,7 @@ from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.keys import build_keys
 from kvdock.plugin.hookspecs import Finding
+from kvdock.resilience.channel import MemoryUse
 
 if TYPE_CHECKING:
     from kvdock.resilience.channel import BackendChannel
@@ -146,12 +147,10 @@ class HealthCheck:
         memory = self.loaded.staging if self.loaded is not None else None
         kept = memory.leave if memory is not None and memory.enter() else None
         batch = self._batch(operation, deadline_s)
-        answer = self.channel.call(self.handle, batch, late=kept)
-        if kept is not None and not answer.abandoned:
-            kept()
-        outcome = Outcome(int(answer.result.outcomes.max()))
+        result = self.channel.call(self.handle, batch, use=MemoryUse(kept))
+        outcome = Outcome(int(result.outcomes.max()))
         if operation is Operation.GET and outcome is Outcome.OK:
-            outcome = self._compare(answer.result)
+            outcome = self._compare(result)
         return outcome
 
     def _call(self, operation: Operation, deadline_s: float) -> BatchResult:

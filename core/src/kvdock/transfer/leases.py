@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.arrays import any_of
 from kvdock.errors import RegionError
 from kvdock.synchronization import MAX_WAIT_S, new_condition, remaining_s
 
@@ -96,7 +97,7 @@ class PageLeases:
             return None
         lease = Lease(self, pages)
         with self._lock:
-            if self._leased[pages].any():
+            if any_of(self._leased[pages]):
                 return None
             self._leased[pages] = True
         return lease

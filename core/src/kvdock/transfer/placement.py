@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
 
+from kvdock.arrays import any_of
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.config.tiers import Locality
 from kvdock.events import BatchEnded, PagesAnswered
@@ -23,8 +24,7 @@ from kvdock.plugin.manifest import Scope, Support
 from kvdock.pools.objects import slice_name
 from kvdock.resilience.executor import Abandoned
 from kvdock.retention import RetentionAnswer
-from kvdock.transfer.leases import Lease, PageLeases
-from kvdock.transfer.modes import BatchTransfer, Transfer
+from kvdock.transfer.page_call import PageCall
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kvdock.retention import CallTimes, Retention
     from kvdock.transfer.health_check import HealthCheck
     from kvdock.transfer.page_events import PageEvents
+    from kvdock.transfer.steps import PageSteps
 
 _OK = int(Outcome.OK)
 _REFUSED = int(Outcome.REFUSED)
@@ -57,7 +58,7 @@ class Placement:
         namespace: The digest that begins every key.
         suffixes: How the keys of a page's objects end.
         region: The engine's memory, cut into these objects.
-        mode: How bytes are moved.
+        steps: How bytes are moved.
         batch_pages: Most pages of a batch that moves bytes.
         batch_keys: Most keys of a lookup.
         health_check: A test page of its own.
@@ -78,7 +79,7 @@ class Placement:
     namespace: str
     suffixes: tuple[str, ...]
     region: Region = attrs.field(repr=False)
-    mode: Transfer = attrs.field(repr=False)
+    steps: PageSteps = attrs.field(repr=False)
     batch_pages: int
     batch_keys: int
     health_check: HealthCheck = attrs.field(repr=False)
@@ -92,12 +93,24 @@ class Placement:
 
     slice_name: str = attrs.field(init=False)
     """The part of each page that this process has, as a coordinate."""
+    name: str = attrs.field(init=False)
+    """The pool's name."""
     retention: Support = attrs.field(init=False)
     """What its backend declares."""
+    retains: bool = attrs.field(init=False)
+    """Whether its backend gives promises, and lets stored pages expire."""
+
+    @name.default
+    def _of_pool(self) -> str:
+        return self.pool.name
 
     @retention.default
     def _of_manifest(self) -> Support:
         return self.channel.backend.manifest.retention
+
+    @retains.default
+    def _of_retention(self) -> bool:
+        return self.retention is Support.NATIVE
 
     @slice_name.default
     def _of_region(self) -> str:
@@ -124,7 +137,7 @@ class Placement:
     @property
     def object_bytes(self) -> Int64Array:
         """Bytes of each stored object of a page, with a trailer if it has one."""
-        return self.mode.region.object_bytes
+        return self.steps.region.object_bytes
 
     def keys(self, hashes: Sequence[str]) -> list[str]:
         """Return the keys of pages, page-major."""
@@ -170,10 +183,8 @@ class Placement:
     ) -> OutcomeArray:
         """Look up keys in one batch; uint8 (n,)."""
         began = time.monotonic()
-        batch = Batch(
-            Operation.EXISTS, keys, deadline_s=deadline_s, pool=self.pool.name
-        )
-        found = self.channel.call(self.handle, batch, job=job).result.outcomes
+        batch = Batch(Operation.EXISTS, keys, deadline_s=deadline_s, pool=self.name)
+        found = self.channel.call(self.handle, batch, job).outcomes
         if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
             self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
         if self.channel.listening:
@@ -214,62 +225,32 @@ class Placement:
             self.notify_pages(operation, hashes, outcomes, held_back)
         return outcomes
 
-    def move(
-        self,
-        job: Job,
-        operation: Operation,
-        hashes: Sequence[str],
-        pages: Int64Array,
-        deadline_s: float,
-        lease: Lease,
-        on_late: Callable[[], None],
-        times: CallTimes | None = None,
-    ) -> OutcomeArray:
+    def move(self, call: PageCall) -> OutcomeArray:
         """Store or load leased pages in one batch; uint8 (n,), one for each page.
 
-        Args:
-            job: On whose thread this is.
-            operation: PUT or GET.
-            hashes: The n page hashes, `batch_pages` at most.
-            pages: int64 (n,), their page indices, each once.
-            deadline_s: Until when, on `time.monotonic()`'s clock.
-            lease: The pages' lease; it is ended here, or when a backend ends its hold.
-            on_late: Called when the number of leased pages may have changed: a
-                call was abandoned, or such a call has ended.
-            times: How long the pages are kept and served.
+        The memory of the call is released here, or when a backend ends its hold.
 
         Raises:
             Abandoned: At the end of a call that was abandoned.
         """
-        began = time.monotonic()
-        if times is not None and times.asked.expire_at and not self.expires:
-            lease.end()
-            return self.give_up(operation, hashes, Outcome.REFUSED)
-
-        def record_abandoned(transfer: BatchTransfer) -> None:
-            late = transfer.all(Outcome.TIMEOUT)
-            self._recorded(transfer, hashes, late, began)
-            on_late()
-
+        times = call.times
         try:
-            transfer = BatchTransfer(
-                operation, self.pool.name, self.keys(hashes), pages, deadline_s,
-                lease, record_abandoned, times, self.retention,
-            )  # fmt: skip
-        except Exception:  # no later step ends the lease
-            lease.end()
-            raise
-        try:
-            codes = self.mode.execute(job, self.channel, self.handle, transfer)
+            if times is not None and times.asked.expire_at and not self.expires:
+                return self.give_up(call.operation, call.hashes, Outcome.REFUSED)
+            call.keys = build_keys(self.namespace, call.hashes, self.suffixes)
+            stores = call.operation is Operation.PUT
+            codes = self.steps.put(call) if stores else self.steps.get(call)
         except Abandoned:
-            on_late()
+            call.end()
+            self.notify_late(call)
             raise
+        finally:
+            call.end()
         if times is not None:
-            times.settle(hashes)
-        outcomes = self._recorded(transfer, hashes, codes, began)
+            times.note_expiry(call.hashes, call.expire_at)
         if self.channel.observed and (codes == _TIMEOUT).any():
-            on_late()  # more pages are held by now
-        return outcomes
+            self.notify_late(call)  # more pages are held by now
+        return self._recorded(call, codes)
 
     def move_rows(
         self,
@@ -280,13 +261,11 @@ class Placement:
         times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store or load rows of the core's memory in one batch; as `move`."""
-        # A staged call that is abandoned has a buffer of its own, and no row.
-        lease = Lease(PageLeases(0), rows[:0])
 
         def work(job: Job) -> OutcomeArray:
-            return self.move(
-                job, operation, hashes, rows, deadline_s, lease, _nothing, times
-            )
+            # No lease: a staged call that is abandoned has a buffer, and no row.
+            call = PageCall(job, self, operation, hashes, rows, deadline_s, times=times)
+            return self.move(call)
 
         ran = self.channel.executor.work(work, self.channel.latest(deadline_s))
         if ran.abandoned:
@@ -295,12 +274,24 @@ class Placement:
             return self.give_up_rejected(operation, hashes, ran.error)
         return cast("OutcomeArray", ran.result)
 
+    def record_abandoned(self, call: PageCall) -> None:
+        """Record a batch whose call was abandoned, and what was to come after it."""
+        self._recorded(call, call.all(Outcome.TIMEOUT))
+        if call.rest:
+            self.give_up(call.operation, call.rest, Outcome.TIMEOUT)
+        self.notify_late(call)
+
+    def notify_late(self, call: PageCall) -> None:
+        """Say that the number of leased pages may have changed."""
+        if call.on_late is not None:
+            call.on_late()
+
     def give_up_rejected(
         self, operation: Operation, hashes: Sequence[str], error: Exception
     ) -> OutcomeArray:
         """Return and tell the outcome of a call that the channel has not started."""
         keys = len(hashes) * len(self.suffixes)
-        outcome = self.channel.rejected(operation, self.pool.name, keys, error)
+        outcome = self.channel.rejected(operation, self.name, keys, error)
         return self.reject(operation, hashes, outcome)
 
     @property
@@ -309,14 +300,9 @@ class Placement:
         return list(Scope).index(self.channel.backend.manifest.durability)
 
     @property
-    def retains(self) -> bool:
-        """Return whether its backend gives promises, and lets stored pages expire."""
-        return self.retention is Support.NATIVE
-
-    @property
     def expires(self) -> bool:
         """Return whether pages can expire, by the backend or by trailers."""
-        return self.retains or self.mode.verifies
+        return self.retains or self.steps.verifies
 
     def retain(
         self, hashes: Sequence[str], asked: Retention, deadline_s: float
@@ -334,11 +320,11 @@ class Placement:
                 Operation.RETAIN,
                 names,
                 deadline_s=deadline_s,
-                pool=self.pool.name,
+                pool=self.name,
                 keep_until=asked.keep_until,
                 expire_at=ends if asked.expire_at else None,
             )
-            answers[part] = self.channel.call(self.handle, batch).result.outcomes
+            answers[part] = self.channel.call(self.handle, batch).outcomes
         self._notify(Operation.RETAIN, answers, 0, began)
         # What could not be asked has no promise.
         known = np.isin(answers, (_OK, _ABSENT))
@@ -368,10 +354,8 @@ class Placement:
         keys, found = self.keys(hashes), []
         for start in range(0, len(keys), self.batch_keys):
             part = keys[start : start + self.batch_keys]
-            batch = Batch(
-                Operation.DELETE, part, deadline_s=deadline_s, pool=self.pool.name
-            )
-            found.append(self.channel.call(self.handle, batch).result.outcomes)
+            batch = Batch(Operation.DELETE, part, deadline_s=deadline_s, pool=self.name)
+            found.append(self.channel.call(self.handle, batch).outcomes)
         gone = np.concatenate([np.zeros(0, np.uint8), *found])
         outcomes = _by_page(gone, len(self.suffixes))
         whole = np.repeat(outcomes == _OK, len(self.suffixes))
@@ -385,9 +369,9 @@ class Placement:
             Operation.CLEAR,
             [f"{self.namespace}/"],
             deadline_s=deadline_s,
-            pool=self.pool.name,
+            pool=self.name,
         )
-        cleared = self.channel.call(self.handle, batch).result.outcomes
+        cleared = self.channel.call(self.handle, batch).outcomes
         if self.channel.observes_pages:
             self.notify_pages(Operation.CLEAR, (), cleared)
         return Outcome(int(cleared[0]))
@@ -431,38 +415,36 @@ class Placement:
             start = len(self.namespace) + 1
             found = [_HASH.match(key, start) for key in keys]
             hashes = dict.fromkeys(one.group() for one in found if one)
-            self.page_events.add(
-                self.pool.name, hashes, stored=stored, backend=self.backend
-            )
+            self.page_events.add(self.name, hashes, stored=stored, backend=self.backend)
 
-    def _recorded(
-        self,
-        transfer: BatchTransfer,
-        hashes: Sequence[str],
-        codes: OutcomeArray,
-        began: float,
-    ) -> OutcomeArray:
+    def _recorded(self, call: PageCall, codes: OutcomeArray) -> OutcomeArray:
         """Update the negative cache; return one outcome for each page."""
         outcomes = _by_page(codes, len(self.suffixes))
-        lost = codes.any()
-        if transfer.operation is Operation.PUT:
+        lost = any_of(codes)
+        if call.operation is Operation.PUT:
             self.channel.negative_cache.discard(
-                _chosen(transfer.keys, codes == _OK) if lost else transfer.keys
+                _chosen(call.keys, codes == _OK) if lost else call.keys
             )
             if self.page_events is not None:
-                complete = np.repeat(outcomes == Outcome.OK, len(self.suffixes))
-                self._record_events(_chosen(transfer.keys, complete), stored=True)
+                complete = np.repeat(outcomes == _OK, len(self.suffixes))
+                self._record_events(_chosen(call.keys, complete), stored=True)
         elif lost:
-            self._discard_corrupt(transfer.keys, codes)
+            self._discard_corrupt(call.keys, codes)
         if self.channel.listening:
             good = len(outcomes) - int(np.count_nonzero(outcomes))
             nbytes = good * self.region.page_bytes
-            self._notify(transfer.operation, codes, nbytes, began)
+            self._notify(call.operation, codes, nbytes, call.began_s)
         if self.channel.observes_pages:
-            times = transfer.times
-            expire_at = times.asked.expire_at if times is not None else 0
-            self.notify_pages(transfer.operation, hashes, outcomes, expire_at=expire_at)
+            expire_at = call.times.asked.expire_at if call.times is not None else 0
+            self.notify_pages(
+                call.operation, call.hashes, outcomes, expire_at=expire_at
+            )
         return outcomes
+
+    def delete_wrong(self, keys: Sequence[str]) -> None:
+        """Delete objects in the background, so that they can be stored again."""
+        if keys:
+            self.channel.background.delete_corrupt(self.handle, self.name, keys)
 
     def _discard_corrupt(self, keys: Sequence[str], codes: OutcomeArray) -> None:
         """Delete wrong objects, and add those that failed to the negative cache."""
@@ -472,10 +454,10 @@ class Placement:
             self.channel.negative_cache.add_corrupt(_chosen(keys, failed))
         names = _chosen(keys, np.isin(codes, _WRONG))
         if names:
-            self.channel.log_corrupt(self.pool.name, len(names))
+            self.channel.log_corrupt(self.name, len(names))
             self._record_events(names, stored=False)
             # Until it is gone, storing it again would keep the wrong bytes.
-            self.channel.background.delete_corrupt(self.handle, self.pool.name, names)
+            self.delete_wrong(names)
 
     def notify_pages(
         self,
@@ -491,7 +473,7 @@ class Placement:
             held_back = held_back or "key"
         event = PagesAnswered(
             backend=self.backend,
-            pool=self.pool.name,
+            pool=self.name,
             operation=operation,
             hashes=hashes,
             outcomes=outcomes,
@@ -516,17 +498,13 @@ class Placement:
         self.channel.notify(
             BatchEnded(
                 backend=self.channel.name,
-                pool=self.pool.name,
+                pool=self.name,
                 operation=operation,
                 outcomes=counts,
                 nbytes=nbytes,
                 seconds=time.monotonic() - began,
             )
         )
-
-
-def _nothing() -> None:
-    """Do nothing: no page of the engine is under a call."""
 
 
 def _chosen(keys: Sequence[str], which: BoolArray) -> list[str]:

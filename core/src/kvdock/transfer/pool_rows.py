@@ -16,8 +16,8 @@ from kvdock.tiers.chain import Chain
 from kvdock.tiers.copier import CopiedPool, Copier
 from kvdock.tiers.rows import RowChunks
 from kvdock.tiers.shared_loads import SharedLoads
-from kvdock.transfer.modes import MarkerTransfer, StagedTransfer, Transfer
 from kvdock.transfer.staging import StagingBuffers
+from kvdock.transfer.steps import PageSteps
 
 if TYPE_CHECKING:
     from kvdock.config.core import CoreSettings
@@ -61,18 +61,18 @@ class PoolRows:
         """The number of rows."""
         return self.chunk_rows * (self.core.tiers.threads + _LOADS)
 
-    def mode(
+    def steps(
         self,
         pool: PoolSpec,
         shard: Shard,
         option: RouteOption,
         batch_pages: int,
         lend: Allocator,
-    ) -> tuple[Region, Transfer]:
+    ) -> tuple[Region, PageSteps]:
         """Return the rows as one backend cuts them, and how it moves them."""
         if self.memory is None:
             region = Region.of(pool, shard, [], self.count)
-            return region, MarkerTransfer(region)
+            return region, PageSteps.of_markers(region)
         memory = self.memory.memory[: self.count * self.page_bytes]
         region = Region.of(pool, shard, [memory], self.count)
         trailers = option.check is IntegrityCheck.TRAILER
@@ -80,14 +80,14 @@ class PoolRows:
         staging = StagingBuffers(
             region, buffers, batch_pages, trailers=trailers, lend=lend
         )
-        return region, StagedTransfer.through(staging, region)
+        return region, PageSteps.staged(staging, region)
 
     def reached_by(
-        self, placement: Placement, region: Region, mode: Transfer, batch_pages: int
+        self, placement: Placement, region: Region, steps: PageSteps, batch_pages: int
     ) -> Placement:
         """Return a placement that reaches these rows, for loads and for copies."""
         loads = attrs.evolve(
-            placement, region=region, mode=mode, batch_pages=batch_pages
+            placement, region=region, steps=steps, batch_pages=batch_pages
         )
         copies = attrs.evolve(loads, counted=False)
         return attrs.evolve(placement, loads=loads, copies=copies)

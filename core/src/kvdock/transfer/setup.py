@@ -29,17 +29,11 @@ from kvdock.transfer.health_check import HealthCheck
 from kvdock.transfer.host_memory import allocate_host, allocator_for
 from kvdock.transfer.integrity import TrailerBuffers
 from kvdock.transfer.leases import PageLeases
-from kvdock.transfer.modes import (
-    MarkerTransfer,
-    StagedLoads,
-    StagedTransfer,
-    Transfer,
-    ZeroCopyTransfer,
-)
 from kvdock.transfer.page_events import PageEvents
 from kvdock.transfer.placement import Placement
 from kvdock.transfer.pool_rows import PoolRows
 from kvdock.transfer.staging import StagingBuffers
+from kvdock.transfer.steps import PageSteps
 
 if TYPE_CHECKING:
     from kvdock.dock import Dock
@@ -381,13 +375,13 @@ def _attach(
         if region.objects != stored_objects(pool, shard):
             # The route cut pages into other objects than the engine did.
             mine = Region.of(pool, shard, region.owners, region.pages)
-        batch_pages, mode, registered, test_page = _prepare(
+        batch_pages, steps, registered, test_page = _prepare(
             channel, pool, option, mine, core, lend
         )
         if rows is not None:
             most = _batch_pages(channel, mine, core, staged=False)
             batch_rows = min(rows.chunk_rows, most)
-            as_rows, through = rows.mode(pool, shard, option, batch_rows, lend)
+            as_rows, through = rows.steps(pool, shard, option, batch_rows, lend)
             registered = attrs.evolve(
                 registered,
                 blocks=(*registered.blocks, *through.region.blocks),
@@ -410,7 +404,7 @@ def _attach(
             namespace=config.namespace,
             suffixes=suffixes,
             region=mine,
-            mode=mode,
+            steps=steps,
             batch_pages=batch_pages,
             batch_keys=min(_EXISTS_KEYS, limit),
             health_check=HealthCheck.of(channel, handle, names, test_page),
@@ -445,27 +439,26 @@ def _prepare(
     region: Region,
     core: CoreSettings,
     lend: Allocator,
-) -> tuple[int, Transfer, Region, StagingBuffers | None]:
-    """Return a batch's pages, the mode, what is registered, and test pages."""
+) -> tuple[int, PageSteps, Region, StagingBuffers | None]:
+    """Return a batch's pages, the steps, what is registered, and test pages."""
     staged = pool.physical and _is_staged(option, core.calls.staging)
     loads = core.calls.staging is StagingChoice.LOADS
     batch_pages = _batch_pages(channel, region, core, staged=staged or loads)
     if not pool.physical:
-        mode = MarkerTransfer(region)
-        return batch_pages, mode, mode.region, None
-    moves = _transfer_mode(option, region, batch_pages, core, lend, staged=staged)
+        return batch_pages, PageSteps.of_markers(region), region, None
+    steps = _steps(option, region, batch_pages, core, lend, staged=staged)
     test_page = StagingBuffers(
         region, 2, 1,
         trailers=option.check is IntegrityCheck.TRAILER,
-        pieces=not isinstance(moves, StagedTransfer),
+        pieces=not staged,
         lend=lend,
     )  # fmt: skip
     registered = attrs.evolve(
-        moves.region,
-        blocks=(*moves.region.blocks, *test_page.region.blocks),
-        owners=(*moves.region.owners, *test_page.region.owners),
+        steps.region,
+        blocks=(*steps.region.blocks, *test_page.region.blocks),
+        owners=(*steps.region.owners, *test_page.region.owners),
     )
-    return batch_pages, moves, registered, test_page
+    return batch_pages, steps, registered, test_page
 
 
 def _suffixes(channel: BackendChannel, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
@@ -578,7 +571,7 @@ def _batch_pages(
     return max(1, pages)
 
 
-def _transfer_mode(
+def _steps(
     option: RouteOption,
     region: Region,
     batch_pages: int,
@@ -586,18 +579,17 @@ def _transfer_mode(
     lend: Allocator,
     *,
     staged: bool,
-) -> Transfer:
+) -> PageSteps:
     trailers = option.check is IntegrityCheck.TRAILER
-    through_core: StagedTransfer | None = None
+    through_core: PageSteps | None = None
     if staged or core.calls.staging is StagingChoice.LOADS:
         pages = min(batch_pages, region.pages)
         areas = core.calls.staging_buffers
         staging = StagingBuffers(region, areas, pages, trailers=trailers, lend=lend)
-        through_core = StagedTransfer.through(staging, region)
+        through_core = PageSteps.staged(staging, region)
     if through_core is not None and staged:
         return through_core
-    gated = option.mode is TransferMode.GATED
     buffers = TrailerBuffers.attach_to(region, lend) if trailers else None
-    memory = buffers.region if buffers else region
-    zero_copy = ZeroCopyTransfer(memory, buffers, gated=gated)
-    return StagedLoads.of(through_core, zero_copy) if through_core else zero_copy
+    gated = option.mode is TransferMode.GATED
+    steps = PageSteps.direct(region, buffers, gated=gated)
+    return steps.with_loads_of(through_core) if through_core else steps

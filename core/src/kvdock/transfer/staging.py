@@ -47,6 +47,10 @@ class StagingBuffer:
         start, size = self.staging.starts[at], self.staging.payload[at]
         return self.rows[:pages, start : start + size]
 
+    def mark_abandoned(self) -> None:
+        """Leave it to an abandoned call, or to a backend that holds it."""
+        self.staging.mark_abandoned(self)
+
     def release(self) -> None:
         """Release it for the next batch."""
         self.staging.release(self)

@@ -76,8 +76,8 @@ class TieredTrial(TrialEngine):
         for place, page in zip(places, pages, strict=True):
             until_s = time.monotonic() + self.scale.seconds(PATIENCE_S)
             found.append(
-                self.pool.transfer(
-                    Operation.GET, [page], np.array([place]), until_s, placement=tier
+                self.pool.transfer_in(
+                    tier, Operation.GET, [page], np.array([place]), until_s
                 )
             )
         outcomes = cast("OutcomeArray", np.concatenate(found))
