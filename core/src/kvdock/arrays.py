@@ -19,3 +19,6 @@ OutcomeArray = npt.NDArray[np.uint8]
 
 any_of: Callable[[npt.NDArray[Any]], bool] = np.logical_or.reduce
 """Whether any item of a row is true or above 0: `any()` of it, without its Python."""
+least_of: Callable[[npt.NDArray[Any]], int] = np.minimum.reduce
+most_of: Callable[[npt.NDArray[Any]], int] = np.maximum.reduce
+"""As `any_of`, for a row that is not empty."""

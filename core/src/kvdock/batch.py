@@ -80,10 +80,14 @@ def _matrix(value: npt.ArrayLike) -> Int64Array:
     return np.asarray(value, np.int64)
 
 
+NO_MEMORY: Int64Array = np.zeros((2**31, 0), np.int64)
+"""Rows without segments, of which the first n are those of n keys without bytes."""
+
+
 def _no_memory(batch: Batch) -> Int64Array:
     """Return a row without segments for each key that moves no bytes."""
     moves = batch.operation in (Operation.PUT, Operation.GET, Operation.SEND)
-    return np.zeros((0 if moves else len(batch.keys), 0), np.int64)
+    return NO_MEMORY[: 0 if moves else len(batch.keys)]
 
 
 class MemoryGate:

@@ -113,7 +113,8 @@ def evaluate(
     Raises:
         PoolError: If a pool's answer is missing or has another length.
     """
-    restorable = np.ones(pages + 1, np.bool_)
+    restorable = np.empty(pages + 1, np.bool_)
+    restorable.fill(True)
     found: dict[str, int] = {}
     for pool in pools:
         answer = exists.get(pool.name)

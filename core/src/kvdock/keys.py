@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.errors import KvdockError
@@ -147,13 +147,22 @@ def adapter_hashes(hashes: Sequence[str], adapter: str) -> Sequence[str]:
     return found
 
 
+def key_builder(
+    digest: str, suffixes: Sequence[str]
+) -> Callable[[Sequence[str]], list[str]]:
+    """Return what builds the keys of pages by their hashes, page-major."""
+    # One string of three pieces is made at once; a sum makes one in between.
+    head = f"{digest}/"
+    if len(suffixes) != 1:
+        return lambda hashes: [
+            f"{head}{page}{tail}" for page in hashes for tail in suffixes
+        ]
+    tail = suffixes[0]
+    return lambda hashes: [f"{head}{page}{tail}" for page in hashes]
+
+
 def build_keys(
     digest: str, hashes: Sequence[str], suffixes: Sequence[str]
 ) -> list[str]:
     """Return the keys of pages, page-major, in suffix order."""
-    # One string of three pieces is made at once; a sum makes one in between.
-    head = f"{digest}/"
-    if len(suffixes) == 1:
-        tail = suffixes[0]
-        return [f"{head}{page}{tail}" for page in hashes]
-    return [f"{head}{page}{tail}" for page in hashes for tail in suffixes]
+    return key_builder(digest, suffixes)(hashes)

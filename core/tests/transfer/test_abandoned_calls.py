@@ -104,7 +104,7 @@ def test_a_signal_that_ends_the_wait_leaves_the_call_its_memory(
 @pytest.mark.parametrize(
     "inside",
     [
-        "kvdock.transfer.placement.build_keys",
+        "kvdock.transfer.page_call.Batch",
         "kvdock.transfer.integrity.make_trailers",
     ],
 )

@@ -43,6 +43,8 @@ class CircuitBreaker:
 
     Attributes:
         state: The current state; only the breaker sets it.
+        quiet: Whether it is closed and no call has failed since one was answered: then
+            a call and its success need not be told to it.
 
     Args:
         moved: Called with each new state, without a lock held.
@@ -63,6 +65,7 @@ class CircuitBreaker:
         self._jitter = jitter
         self._lock = threading.Lock()
         self.state = BreakerState.CLOSED
+        self.quiet = True
         self._failures = 0
         self._overruns = 0
         self._backoff_s = settings.backoff
@@ -133,7 +136,7 @@ class CircuitBreaker:
 
     def record_success(self) -> None:
         """Report a call that was answered."""
-        if self.state is BreakerState.CLOSED and not (self._failures | self._overruns):
+        if self.quiet:
             return
         with self._lock:
             self._failures = self._overruns = 0
@@ -142,12 +145,14 @@ class CircuitBreaker:
                 self.state = BreakerState.CLOSED
                 self._trying = False
                 self._backoff_s = self._settings.backoff
+            self.quiet = self.state is BreakerState.CLOSED
         if closing:
             self._moved(BreakerState.CLOSED)
 
     def record_failure(self, *, overran: bool = False) -> None:
         """Report a call that raised, broke the contract, or came too late."""
         with self._lock:
+            self.quiet = False
             self._failures += 1
             self._overruns += overran
             opening = self.state is BreakerState.HALF_OPEN or (
@@ -170,6 +175,7 @@ class CircuitBreaker:
 
     def _open(self) -> None:
         again = self.state is BreakerState.HALF_OPEN
+        self.quiet = False
         self.state = BreakerState.OPEN
         self._failures = self._overruns = 0
         self._trying = False

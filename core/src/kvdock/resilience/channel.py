@@ -9,6 +9,7 @@ each key by the deadline.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -303,11 +304,13 @@ class BackendChannel:
         Building the keys of a long prefix, or hashing pages that are not
         stored, would cost the engine more than the call that is not made.
         """
-        if self.executor.guard.forked:
+        if os.getpid() != self.executor.guard.pid:
             return True
+        breaker = self.breakers[operation]
+        if breaker.quiet and not (self._held or self.executor.abandoned):
+            return False
         if operation in _MOVING and self._held >= self.core.calls.max_abandoned_calls:
             return True  # each more would keep pages from the engine
-        breaker = self.breakers[operation]
         if breaker.state is not BreakerState.OPEN:
             if not (self.executor.abandoned and self.executor.at_capacity):
                 return False
@@ -467,7 +470,7 @@ class BackendChannel:
         breaker = self.breakers[operation]
         if batch.deadline_s <= time.monotonic():
             return BatchResult.all(batch, Outcome.TIMEOUT)
-        if self._closing or not breaker.allows_call():
+        if self._closing or not (breaker.quiet or breaker.allows_call()):
             self.background.start_probe(operation)
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
         loads = operation is Operation.GET
@@ -494,8 +497,9 @@ class BackendChannel:
             raise Abandoned
         if is_whole(answer, batch):  # the usual answer takes no further look
             if loads:
-                self.loads.end(began, batch.pool, _loaded_bytes(answer))
-            breaker.record_success()
+                self.loads.end(began, batch.pool, int(np.add.reduce(answer.nbytes)))
+            if not breaker.quiet:
+                breaker.record_success()
             return answer
         return self._record_answer(breaker, batch, answer, began, decided, use)
 

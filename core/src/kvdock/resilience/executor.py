@@ -24,6 +24,7 @@ from typing import Any
 
 from kvdock.resilience.workers import Workers
 from kvdock.synchronization import (
+    MAX_WAIT_S,
     ProcessGuard,
     QuietCondition,
     new_condition,
@@ -341,7 +342,9 @@ class DeadlineExecutor:
             job.on_skipped = partial(self._run_late, late, None)
         try:
             self._dispatch(job, until_s)
-            while not job.done.acquire(timeout=remaining_s(job.until_s)):
+            while not job.done.acquire(
+                timeout=min(max(0.0, job.until_s - time.monotonic()), MAX_WAIT_S)
+            ):
                 if self._abandon_late(job) or (job.ended and job.done.acquire()):
                     break
         except CallRejected as error:
@@ -591,9 +594,14 @@ class DeadlineExecutor:
         waits = job.executor is self and not job.abandoned
         if not waits:
             self._end_late(job)
+        last: Steps = []
         with self._lock:
             self._busy -= waits
-            last = self._finish_one()
+            if self._final_steps:
+                last = self._finish_one()
+            else:
+                self._running -= 1
+                self._changed.notify_all()
         if not last:
             return job.done.release if waits else None
         job.done.release()

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.arrays import least_of
 from kvdock.batch import Operation, Outcome
 from kvdock.events import PagesHeld
 from kvdock.keys import check_hashes
@@ -43,6 +44,36 @@ if TYPE_CHECKING:
 _OK = int(Outcome.OK)
 """A plain number: comparing an array with a member takes numpy microseconds."""
 _ABSENT = int(Outcome.ABSENT)
+_TIMEOUT = int(Outcome.TIMEOUT)
+
+
+class Transfer(Protocol):
+    """Stores or loads pages of a pool."""
+
+    def __call__(
+        self,
+        operation: Operation,
+        hashes: Sequence[str],
+        pages: Int64Array,
+        deadline_s: float,
+        times: CallTimes | None = None,
+        job: Job | None = None,
+    ) -> OutcomeArray:
+        """Store or load pages in batches; uint8 (n,), an outcome for each.
+
+        Args:
+            operation: PUT or GET.
+            hashes: The n page hashes.
+            pages: int64 (n,), their page indices, checked; the position of a
+                `NO_PAGE` is ABSENT.
+            deadline_s: Until when, over all batches.
+            times: For PUT: how long the pages are kept and served.
+            job: Where it is one of several pools of a call, or a background task; see
+                `DeadlineExecutor.work`.
+
+        Raises:
+            Abandoned: If such a job was abandoned meanwhile.
+        """
 
 
 @attrs.frozen(eq=False)
@@ -68,6 +99,8 @@ class AttachedPool:
     _physical: bool = attrs.field(init=False, repr=False)
     """Whether a page has bytes."""
     _max_age_s: float = attrs.field(init=False, repr=False)
+    transfer: Transfer = attrs.field(init=False, repr=False)
+    """Stores or loads pages of the pool, over all its placements."""
 
     @_physical.default
     def _of_region(self) -> bool:
@@ -76,6 +109,13 @@ class AttachedPool:
     @_max_age_s.default
     def _of_settings(self) -> float:
         return self.placements[0].channel.core.retention.max_age
+
+    @transfer.default
+    def _composed(self) -> Transfer:
+        transfer: Transfer = partial(self.transfer_in, self.placements[0])
+        if self._chain is not None:
+            transfer = partial(self._transfer_in_turn, self._chain)
+        return partial(self._with_max_age, transfer) if self._max_age_s else transfer
 
     @property
     def nearest(self) -> Placement:
@@ -114,7 +154,8 @@ class AttachedPool:
 
     def keys(self, hashes: Sequence[str]) -> list[str]:
         """Return the keys of pages in the nearest backend, page-major."""
-        return self.nearest.keys(hashes)
+        keys: list[str] = self.nearest.keys(hashes)
+        return keys
 
     def exists(
         self, hashes: Sequence[str], deadline_s: float | None = None
@@ -252,8 +293,9 @@ class AttachedPool:
             return self._chain.find(hashes, deadline_s)
         return self.placements[0].find(hashes, deadline_s, job)
 
-    def transfer(
+    def _with_max_age(
         self,
+        transfer: Transfer,
         operation: Operation,
         hashes: Sequence[str],
         pages: Int64Array,
@@ -261,30 +303,10 @@ class AttachedPool:
         times: CallTimes | None = None,
         job: Job | None = None,
     ) -> OutcomeArray:
-        """Store or load pages in batches; uint8 (n,), an outcome for each.
-
-        Args:
-            operation: PUT or GET.
-            hashes: The n page hashes.
-            pages: int64 (n,), their page indices, checked; the position of a
-                `NO_PAGE` is ABSENT.
-            deadline_s: Until when, over all batches.
-            times: For PUT: how long the pages are kept and served.
-            job: Where it is one of several pools of a call, or a background task; see
-                `DeadlineExecutor.work`.
-
-        Raises:
-            Abandoned: If such a job was abandoned meanwhile.
-        """
-        if self._max_age_s and times is None and operation is Operation.PUT:
+        """Transfer pages that are not served after an age."""
+        if times is None and operation is Operation.PUT:
             times = CallTimes(Retention.lasting(max_age_s=self._max_age_s))
-        if self._chain is not None:
-            return self._transfer_in_turn(
-                self._chain, operation, hashes, pages, deadline_s, times
-            )
-        return self.transfer_in(
-            self.placements[0], operation, hashes, pages, deadline_s, times, job
-        )
+        return transfer(operation, hashes, pages, deadline_s, times, job)
 
     def transfer_in(
         self,
@@ -297,29 +319,44 @@ class AttachedPool:
         job: Job | None = None,
     ) -> OutcomeArray:
         """Store pages in one placement or load them from there; as `transfer`."""
-        chosen, outcomes = unanswered(pages)
-        if operation is Operation.PUT and not self.writes:
-            # Another rank stores these very bytes.
-            outcomes[chosen] = _OK
-            return outcomes
-        if operation is Operation.GET and len(chosen) > placement.batch_pages:
-            chosen = self._once(pages, chosen, outcomes)
-        names = _at(hashes, chosen)
-        if not names:
-            return outcomes
-        if placement.rejects(operation, names):
-            outcomes[chosen] = Outcome.UNAVAILABLE
-            return outcomes
-        batches = _Batches(placement, operation, hashes, pages, times, chosen, outcomes)
+        loads, chosen = operation is Operation.GET, None
+        answers = np.empty(len(pages), np.uint8)
+        if (
+            len(pages)
+            and least_of(pages) >= 0
+            and (len(pages) <= placement.batch_pages if loads else self.writes)
+        ):
+            answers.fill(_TIMEOUT)
+        else:
+            chosen, answers = unanswered(pages)
+            if not (loads or self.writes):
+                # Another rank stores these very bytes.
+                answers[chosen] = _OK
+                return answers
+            if loads and len(chosen) > placement.batch_pages:
+                chosen = self._once(pages, chosen, answers)
+            if not len(chosen):
+                return answers
+            hashes, pages = _at(hashes, chosen), pages[chosen]
+        outcomes = answers if chosen is None else answers[chosen]
         channel = placement.channel
-        work = partial(self._move_batches, batches, deadline_s)
-        ran = channel.executor.work(work, channel.latest(deadline_s), job)
-        if ran.abandoned:
-            if not ran.begun:
-                placement.give_up(operation, names, Outcome.TIMEOUT)
-        elif ran.error is not None:
-            outcomes[chosen] = placement.give_up_rejected(operation, names, ran.error)
-        return outcomes
+        if channel.rejects(operation):
+            outcomes = placement.reject(
+                operation, hashes, Outcome.UNAVAILABLE, "breaker"
+            )
+        else:
+            batches = _Batches(placement, operation, hashes, pages, outcomes, times)
+            work = partial(self._move_batches, batches, deadline_s)
+            ran = channel.executor.work(work, channel.latest(deadline_s), job)
+            if ran.abandoned:
+                if not ran.begun:
+                    placement.give_up(operation, hashes, Outcome.TIMEOUT)
+            elif ran.error is not None:
+                outcomes = placement.give_up_rejected(operation, hashes, ran.error)
+        if chosen is None:
+            return outcomes
+        answers[chosen] = outcomes
+        return answers
 
     def retain(
         self, hashes: Sequence[str], asked: Retention, deadline_s: float
@@ -417,7 +454,8 @@ class AttachedPool:
         hashes: Sequence[str],
         pages: Int64Array,
         deadline_s: float,
-        times: CallTimes | None,
+        times: CallTimes | None = None,
+        job: Job | None = None,  # noqa: ARG002 - each placement takes a worker
     ) -> OutcomeArray:
         """Store or load pages over several placements; see `Chain`."""
         if operation is Operation.PUT:
@@ -468,47 +506,49 @@ class AttachedPool:
 
     def _move_batches(self, batches: _Batches, deadline_s: float, job: Job) -> None:
         """Store or load the batches of a call, on the thread of its job."""
-        placement, operation, hashes = (
-            batches.placement, batches.operation, batches.hashes
-        )  # fmt: skip
-        chosen, size = batches.chosen, placement.batch_pages
+        placement, operation = batches.placement, batches.operation
+        size, count = placement.batch_pages, len(batches.pages)
+        if count <= size:
+            self._move_batch(batches, 0, count, deadline_s, job)
+            return
         limit = LIMIT.get() if operation is Operation.GET else None
-        for start in range(0, len(chosen), size):
-            part = chosen[start : start + size]
-            names = _at(hashes, part)
+        for start in range(0, count, size):
             if start and limit is not None:
-                if limit.reached(start / len(chosen)):
+                if limit.reached(start / count):
                     deadline_s = 0.0
                 elif placement.share >= 1:
                     deadline_s = limit.deadline_s
             if start and time.monotonic() >= deadline_s:
-                left = _at(hashes, chosen[start:])
                 why = "" if limit is None else "pays"
+                left = batches.hashes[start:]
                 placement.give_up(operation, left, Outcome.TIMEOUT, why)
                 return
-            if start and placement.rejects(operation, names):
-                batches.outcomes[part] = Outcome.UNAVAILABLE
-                continue
-            call = PageCall(
-                job, placement, operation, names, batches.pages[part], deadline_s,
-                times=batches.times,
-            )  # fmt: skip
-            if placement.channel.listening:
-                call.on_late = self.notify_held
-                call.rest = _at(hashes, chosen[start + size :])
-            if self._lease_all(call):
-                batches.outcomes[part] = placement.move(call)
+            stop = min(start + size, count)
+            if start and placement.rejects(operation, batches.hashes[start:stop]):
+                batches.outcomes[start:stop] = Outcome.UNAVAILABLE
             else:
-                batches.outcomes[part] = self._move_in_turns(call)
+                self._move_batch(batches, start, stop, deadline_s, job)
 
-    def _lease_all(self, call: PageCall) -> bool:
-        """Lease the pages of a batch, if all of them can be moved at once."""
-        if call.operation is Operation.PUT and call.placement.deletes:
-            return False
-        if not self._physical:
-            return True
-        call.lease = self.leases.take_all(call.pages)
-        return call.lease is not None
+    def _move_batch(
+        self, batches: _Batches, start: int, stop: int, deadline_s: float, job: Job
+    ) -> None:
+        """Store or load pages of one batch."""
+        placement, hashes, pages = batches.placement, batches.hashes, batches.pages
+        if stop - start < len(pages):
+            hashes, pages = hashes[start:stop], pages[start:stop]
+        call = PageCall(
+            job, placement, batches.operation, hashes, pages, deadline_s,
+            times=batches.times,
+        )  # fmt: skip
+        if placement.channel.listening:
+            call.on_late = self.notify_held
+            call.rest = batches.hashes[stop:]
+        whole = batches.operation is Operation.GET or not placement.deletes
+        if whole and self._physical:
+            call.lease = self.leases.take_all(pages)
+            whole = call.lease is not None
+        outcomes = placement.move(call) if whole else self._move_in_turns(call)
+        batches.outcomes[start:stop] = outcomes
 
     def _once(
         self, pages: Int64Array, chosen: Int64Array, outcomes: OutcomeArray
@@ -580,7 +620,8 @@ class _Batches:
     """What a call moves between a pool and one placement.
 
     Args:
-        chosen: int64 (m,), the positions with a page that is moved.
+        hashes: Those of the n pages.
+        pages: int64 (n,), page indices.
         outcomes: uint8 (n,), filled batch by batch.
     """
 
@@ -588,9 +629,8 @@ class _Batches:
     operation: Operation
     hashes: Sequence[str]
     pages: Int64Array
-    times: CallTimes | None
-    chosen: Int64Array
     outcomes: OutcomeArray
+    times: CallTimes | None
 
 
 def _at(hashes: Sequence[str], positions: Int64Array) -> Sequence[str]:

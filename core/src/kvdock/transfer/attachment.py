@@ -230,7 +230,10 @@ class Attachment(ClosedAfterUse):
             late = near.reject(Operation.EXISTS, hashes, Outcome.TIMEOUT)
             there[name] = late == _OK
 
-        self._in_turn(calls, calls.anchor_first, deadline_s, find, give_up)
+        if calls.only:
+            find(calls.only, None)
+        else:
+            self._in_turn(calls, calls.anchor_first, deadline_s, find, give_up)
         return evaluate(calls.specs, there, len(hashes))
 
     def put(
@@ -308,10 +311,13 @@ class Attachment(ClosedAfterUse):
             if pool.required and count < len(stored):
                 good &= stored if pool.anchor else stored | (own == NO_PAGE)
 
-        self._in_turn(
-            calls, calls.anchor_last, deadline_s, move,
-            lambda name: move(name, None, unanswered(where[name])[1]),
-        )  # fmt: skip
+        if calls.only:
+            move(calls.only, None)
+        else:
+            self._in_turn(
+                calls, calls.anchor_last, deadline_s, move,
+                lambda name: move(name, None, unanswered(where[name])[1]),
+            )  # fmt: skip
         retained = combined(answers, len(hashes)) if timed else None
         return TransferResult(leading(good), outcomes, nbytes, where, retained)
 
@@ -402,16 +408,19 @@ class Attachment(ClosedAfterUse):
                 )
             outcomes[name] = result
             good = loaded[name] = result == _OK
-            right = count if good.all() else int(np.count_nonzero(good))
+            right = count - int(np.count_nonzero(result))
             nbytes[name] = right * attached.region.page_bytes
             whole = whole and right == count
             if attached.pool.anchor and right < count:
                 reach = leading(good)
 
-        self._in_turn(
-            calls, calls.anchor_first, deadline_s, move,
-            lambda name: move(name, None, unanswered(where[name])[1]),
-        )  # fmt: skip
+        if calls.only:
+            move(calls.only, None)
+        else:
+            self._in_turn(
+                calls, calls.anchor_first, deadline_s, move,
+                lambda name: move(name, None, unanswered(where[name])[1]),
+            )  # fmt: skip
         best = count if whole else evaluate(calls.specs, loaded, count).best
         if self._backends.listening:
             self.notify_restored(loaded, best)
@@ -577,7 +586,9 @@ class Attachment(ClosedAfterUse):
         Raises:
             KvdockError: If the engine evaluates hits itself, or it is closed.
         """
-        calls = self._calls
+        calls = self._backends.calls if self._backends.pools else None
+        if calls is None:
+            raise KvdockError("the attachment is closed")
         if calls.engine_hits:
             raise KvdockError(
                 "the engine of these pools evaluates hits itself",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
+import numpy as np
 
+from kvdock.arrays import least_of, most_of
+from kvdock.keys import check_hashes
 from kvdock.transfer.page_indices import resolve_page_indices
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ class CallPools:
         anchor_last: Names in the order in which they are stored.
         channel: That of all of them, where they have one backend; else None.
         engine_hits: Whether the engine evaluates hits itself.
+        only: The name of the pool, where it is the only one; else "".
+        plain: Name and pages of each pool, if all of them have bytes; else empty.
     """
 
     attached: Mapping[str, AttachedPool]
@@ -42,6 +47,8 @@ class CallPools:
     anchor_last: tuple[str, ...]
     channel: BackendChannel | None
     engine_hits: bool
+    only: str
+    _plain: tuple[tuple[str, int], ...]
     _memory: tuple[tuple[PoolSpec, Region], ...]
 
     @classmethod
@@ -62,6 +69,10 @@ class CallPools:
             anchor_last=tuple(pool.name for pool in sidecars_first),
             channel=channels.pop() if len(channels) == 1 else None,
             engine_hits=any(pool.engine_hits for pool in specs[:1]),
+            only=specs[0].name if len(specs) == 1 else "",
+            plain=tuple((one.pool.name, one.region.pages) for one in pools)
+            if all(one.region.physical for one in pools)
+            else (),
             memory=tuple((one.pool, one.region) for one in pools),
         )
 
@@ -73,4 +84,17 @@ class CallPools:
         Raises:
             KvdockError: As `resolve_page_indices`.
         """
+        check_hashes(hashes)
+        rows, usual = (len(hashes),), bool(self._plain and len(hashes))
+        for name, limit in self._plain:
+            given = pages.get(name)
+            usual = usual and (
+                type(given) is np.ndarray
+                and given.dtype == np.int64
+                and given.shape == rows
+                and least_of(given) >= 0
+                and most_of(given) < limit
+            )
+        if usual and len(pages) == len(self._plain):
+            return cast("dict[str, Int64Array]", {**pages})
         return resolve_page_indices(self._memory, self.known, hashes, pages)

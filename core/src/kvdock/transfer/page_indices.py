@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from kvdock.batch import Outcome
 from kvdock.errors import RegionError, did_you_mean
-from kvdock.keys import check_hashes
 from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
@@ -35,14 +34,13 @@ def resolve_page_indices(
         attached: The pools, each with the engine's memory.
         known: Names of all pools of the plan; pages of one that is not attached are
             ignored.
-        hashes: The n page hashes.
+        hashes: The n page hashes, checked.
         pages: Pool name to int64 (n,).
 
     Raises:
         RegionError: If a pool is unknown, is given no pages, or is given
             pages outside of its memory.
     """
-    check_hashes(hashes)
     for name in pages:
         if name not in known:
             raise RegionError(

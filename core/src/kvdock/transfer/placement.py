@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import attrs
@@ -19,7 +19,7 @@ from kvdock.arrays import any_of
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.config.tiers import Locality
 from kvdock.events import BatchEnded, PagesAnswered
-from kvdock.keys import build_keys
+from kvdock.keys import key_builder
 from kvdock.plugin.manifest import Scope, Support
 from kvdock.pools.objects import slice_name
 from kvdock.resilience.executor import Abandoned
@@ -99,6 +99,8 @@ class Placement:
     """What its backend declares."""
     retains: bool = attrs.field(init=False)
     """Whether its backend gives promises, and lets stored pages expire."""
+    keys: Callable[[Sequence[str]], list[str]] = attrs.field(init=False, repr=False)
+    """Returns the keys of pages by their hashes, page-major."""
 
     @name.default
     def _of_pool(self) -> str:
@@ -111,6 +113,10 @@ class Placement:
     @retains.default
     def _of_retention(self) -> bool:
         return self.retention is Support.NATIVE
+
+    @keys.default
+    def _of_namespace(self) -> Callable[[Sequence[str]], list[str]]:
+        return key_builder(self.namespace, self.suffixes)
 
     @slice_name.default
     def _of_region(self) -> str:
@@ -138,10 +144,6 @@ class Placement:
     def object_bytes(self) -> Int64Array:
         """Bytes of each stored object of a page, with a trailer if it has one."""
         return self.steps.region.object_bytes
-
-    def keys(self, hashes: Sequence[str]) -> list[str]:
-        """Return the keys of pages, page-major."""
-        return build_keys(self.namespace, hashes, self.suffixes)
 
     def until(self, deadline_s: float) -> float:
         """Return its own deadline within that of a call."""
@@ -173,7 +175,8 @@ class Placement:
                 part = asked[start : start + self.batch_keys]
                 names = [keys[at] for at in part.tolist()]
                 outcomes[part] = self._find_keys(names, deadline_s, job)
-        pages = _by_page(outcomes, len(self.suffixes))
+        several = len(self.suffixes) > 1
+        pages = _by_page(outcomes, len(self.suffixes)) if several else outcomes
         if self.channel.observes_pages:
             self.notify_pages(Operation.EXISTS, hashes, pages)
         return cast("BoolArray", pages == _OK)
@@ -237,7 +240,7 @@ class Placement:
         try:
             if times is not None and times.asked.expire_at and not self.expires:
                 return self.give_up(call.operation, call.hashes, Outcome.REFUSED)
-            call.keys = build_keys(self.namespace, call.hashes, self.suffixes)
+            call.keys = self.keys(call.hashes)
             stores = call.operation is Operation.PUT
             codes = self.steps.put(call) if stores else self.steps.get(call)
         except Abandoned:
@@ -419,7 +422,8 @@ class Placement:
 
     def _recorded(self, call: PageCall, codes: OutcomeArray) -> OutcomeArray:
         """Update the negative cache; return one outcome for each page."""
-        outcomes = _by_page(codes, len(self.suffixes))
+        several = len(self.suffixes) > 1
+        outcomes = _by_page(codes, len(self.suffixes)) if several else codes
         lost = any_of(codes)
         if call.operation is Operation.PUT:
             self.channel.negative_cache.discard(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import attrs
 import numpy as np
 
-from kvdock.batch import MemoryGate, Outcome
+from kvdock.batch import NO_MEMORY, MemoryGate, Outcome
 from kvdock.transfer.page_call import PageCall
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class PageSteps:
 
 
 def _without_bytes(call: PageCall) -> OutcomeArray:
-    nothing = np.zeros((len(call.keys), 0), np.int64)
+    nothing = NO_MEMORY[: len(call.keys)]
     return call.run(nothing, nothing)
 
 
