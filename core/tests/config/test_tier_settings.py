@@ -26,6 +26,12 @@ def test_a_tier_may_be_a_table_or_itself() -> None:
     )
 
 
+def test_code_may_give_the_words_of_a_rule() -> None:
+    assert Tier("far", write="through") == Tier("far", Write.THROUGH)
+    with pytest.raises(ValueError, match="soon"):
+        Tier("far", write="soon")
+
+
 def test_a_file_and_the_environment_have_tiers(tmp_path: Path) -> None:
     file = tmp_path / "kvdock.toml"
     file.write_text('tiers = ["near", {backend = "far", write = "through"}]\n')

@@ -24,9 +24,13 @@ from shelf import (
 from tiered import NAMES, Tiers, held_by
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.errors import AttachError
+from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
+    from kvdock.geometry.region import Region
+    from kvdock.pools.spec import PoolSpec
     from kvdock.tiers.chain import Chain
     from kvdock.tiers.shared_loads import SharedLoads
 
@@ -549,3 +553,30 @@ def test_touches_reach_each_tier_that_orders_by_use(make: Make) -> None:
         placement.channel.background.touch = touch  # type: ignore[method-assign]
     assert tiers.cache["kv"].touch(NAMES)
     assert len(touched) == 2
+
+
+class Refused(Shelf):
+    """Takes no pool."""
+
+    @hookimpl
+    def kvdock_register_pool(
+        self, pool: PoolSpec, region: Region, config: AttachConfig
+    ) -> str:
+        del pool, region, config
+        raise AttachError("the mount is gone")
+
+
+def test_a_far_tier_that_cannot_be_opened_leaves_the_others(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    far = Refused("far")
+    tiers = make("near", "far", shelves=[Shelf("near"), far])
+    assert [one.backend for one in tiers.cache["kv"].placements] == ["near"]
+    assert "goes without its tier far" in caplog.text
+    assert tiers.put() == len(NAMES)
+    assert tiers.get() == len(NAMES)
+
+
+def test_without_its_nearest_tier_a_pool_is_not_attached(make: Make) -> None:
+    with pytest.raises(AttachError, match="the mount is gone"):
+        make("near", "far", shelves=[Refused("near"), Shelf("far")])

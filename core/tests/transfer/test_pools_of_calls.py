@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 from shelf import (
@@ -20,8 +21,13 @@ from shelf import (
 )
 from stalls import timed
 
-from kvdock.batch import Batch, Outcome
+from kvdock.batch import Batch, Operation, Outcome
+from kvdock.events import PagesAnswered
+from kvdock.plugin.hookspecs import hookimpl
 from kvdock.transfer.placement import Placement
+
+if TYPE_CHECKING:
+    from kvdock.pools.spec import PoolSpec
 
 POOLS = (attention(), indexer(), draft(), states())
 
@@ -48,6 +54,49 @@ def test_the_pools_of_a_call_are_moved_on_one_thread_in_their_order() -> None:
         assert cache.exists(names).best == 3
         assert {thread for _, thread in seen} == {"kvdock-shelf-0"}
         assert cache["kv"].channel.threads == 1
+
+
+class Told:
+    """Keeps what became of each page."""
+
+    observes_pages = True
+
+    def __init__(self) -> None:
+        self.pages: list[PagesAnswered] = []
+
+    @hookimpl
+    def kvdock_observe(self, event: object) -> None:
+        if isinstance(event, PagesAnswered):
+            self.pages.append(event)
+
+
+@pytest.mark.parametrize("pools", [(attention(),), (attention(), draft())])
+def test_observers_hear_of_batches_that_an_abandoned_call_did_not_reach(
+    pools: tuple[PoolSpec, ...],
+) -> None:
+    told = Told()
+    core = hasty("get", calls={"batch_pages": 2})
+    engine = Engine(pools=pools, core=core, observers=[told])
+    go_on = threading.Event()
+
+    def hang(batch: Batch) -> None:
+        if batch.operation is Operation.GET:
+            go_on.wait(60)
+
+    with engine.attachment as cache:
+        names = hashes(6)
+        engine.fill(names, range(6))
+        assert cache.put(names, engine.where(range(6))).pages == 6
+        engine.shelf.trouble = hang
+        told.pages.clear()
+        assert cache.get(names, engine.where(range(6))).pages == 0
+        late = [one for one in told.pages if one.pool == "kv"]
+        heard = {name: one.outcomes.tolist() for one in late for name in one.hashes}
+        assert heard.keys() == {*names}
+        assert {outcome for one in heard.values() for outcome in one} == {
+            Outcome.TIMEOUT
+        }
+        go_on.set()
 
 
 def test_a_late_pool_ends_the_call_in_time_and_later_ones_are_not_begun() -> None:

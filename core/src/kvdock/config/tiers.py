@@ -68,9 +68,9 @@ class Tier:
     """
 
     backend: str
-    write: Write = Write.BEHIND
-    promote: Promote = Promote.SECOND
-    locality: Locality = Locality.AUTO
+    write: Write = attrs.field(default=Write.BEHIND, converter=Write)
+    promote: Promote = attrs.field(default=Promote.SECOND, converter=Promote)
+    locality: Locality = attrs.field(default=Locality.AUTO, converter=Locality)
 
     def __str__(self) -> str:
         """Render as a few words."""

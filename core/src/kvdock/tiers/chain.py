@@ -242,6 +242,7 @@ class Chain:
                     continue
                 own = np.where(wanted, pages, NO_PAGE)
                 until_s = tier.until(deadline_s)
+                self.copier.spare(self.pool.name, tier.backend, hashes)
                 found = engine.move(at, Operation.PUT, hashes, own, until_s)
                 stored[at] = found == _OK
                 better = wanted & (stored[at] | (outcomes == _ABSENT))

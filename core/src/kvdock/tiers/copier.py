@@ -21,7 +21,7 @@ import numpy as np
 from kvdock.batch import Operation, Outcome
 from kvdock.events import TENANT, PagesCopied, stored_for
 from kvdock.resilience.workers import Workers
-from kvdock.retention import CallTimes, Retention
+from kvdock.retention import CallTimes, Retention, RetentionAnswer
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
 if TYPE_CHECKING:
@@ -91,8 +91,14 @@ class Copier:
         self._notify = notify
         self._lock, self._changed = new_condition()
         self._lanes: dict[str, deque[Copy]] = {}
-        self._busy: set[str] = set()
-        self._waiting: set[tuple[str, str, str]] = set()
+        # By pool, tier and page: copies that wait or are under way, and when their
+        # pages are to expire, where that was asked for meanwhile.
+        self._waiting: dict[tuple[str, str, str], Copy] = {}
+        self._ends: dict[tuple[str, str, str], int] = {}
+        # Clears so far; by lane, how many there were when the copy under way began.
+        self._clears = 0
+        self._begun: dict[str, int] = {}
+        self._spared: set[tuple[str, str, str]] = set()
         self._queued_bytes = 0
         self._queued_to: Counter[str] = Counter()  # the same by tier
         self._lacking: dict[str, dict[str, None]] = {}
@@ -119,7 +125,7 @@ class Copier:
             if not dropped:
                 self._queued_bytes += copy.nbytes
                 self._queued_to[copy.target.backend] += copy.nbytes
-                self._waiting.update((*lane, one) for one in new)
+                self._waiting.update(((*lane, one), copy) for one in new)
                 self._lanes.setdefault(copy.target.backend, deque()).append(copy)
                 self._begin()
         if dropped:
@@ -131,14 +137,18 @@ class Copier:
         """Make no copy while a block runs: it clears the tiers.
 
         Drops the copies that wait and those that are asked for meanwhile, and waits
-        for those under way.
+        for those under way. One that takes longer deletes at its end what it stored.
         """
         if self._guard.forked:
             yield
             return
         with self._lock:
             self._paused += 1
+            self._clears += 1
             dropped = self._drop_all()
+            # What is asked for again is copied behind those under way.
+            self._waiting.clear()
+            self._ends.clear()
         try:
             for copy in dropped:
                 self._report(copy, Counter(dropped=len(copy.hashes)))
@@ -148,13 +158,40 @@ class Copier:
             with self._lock:
                 self._paused -= 1
 
+    def expire(self, pool: str, hashes: Sequence[str], expire_at: int) -> None:
+        """Let copies of pages expire that wait or are under way; before their tiers.
+
+        Args:
+            pool: The pool's name.
+            hashes: Page hashes.
+            expire_at: Not served from then on, seconds since 1970.
+        """
+        if self._guard.forked:
+            return
+        with self._lock:
+            for tier in self._queued_to:
+                for one in hashes:
+                    if (pool, tier, one) in self._waiting:
+                        self._ends[pool, tier, one] = expire_at
+
+    def spare(self, pool: str, tier: str, hashes: Sequence[str]) -> None:
+        """Let pages stay that an engine is about to store in a tier.
+
+        A copy that outlasts a clear would delete them at its end.
+        """
+        if not self._begun or self._guard.forked:
+            return
+        with self._lock:
+            if self._begun.get(tier, self._clears) < self._clears:
+                self._spared.update((pool, tier, one) for one in hashes)
+
     def wait_idle(self, deadline_s: float) -> bool:
         """Wait until no copy waits or is under way; return whether that is so."""
         if self._guard.forked:
             return True
         with self._lock:
             return self._changed.wait_for(
-                lambda: not self._busy and not any(self._lanes.values()),
+                lambda: not self._begun and not any(self._lanes.values()),
                 remaining_s(deadline_s),
             )
 
@@ -185,24 +222,27 @@ class Copier:
 
     def _forget(self, copy: Copy) -> None:
         """Take a copy off the books; with the lock held."""
-        lane = copy.pool.name, copy.target.backend
-        self._waiting.difference_update((*lane, one) for one in copy.hashes)
+        for one in copy.hashes:
+            place = copy.pool.name, copy.target.backend, one
+            if self._waiting.get(place) is copy:
+                del self._waiting[place]
+                self._ends.pop(place, None)
         self._queued_bytes -= copy.nbytes
         self._queued_to[copy.target.backend] -= copy.nbytes
 
     def _begin(self) -> None:
         """Begin copies into tiers that wait for some; with the lock held."""
         for lane, waiting in self._lanes.items():
-            if len(self._busy) >= self._core.tiers.threads:
+            if len(self._begun) >= self._core.tiers.threads:
                 return
-            if not waiting or lane in self._busy:
+            if not waiting or lane in self._begun:
                 continue
             try:
                 inbox = self._workers.take()
             except RuntimeError as error:  # a limit of the system
                 log.warning("copies between tiers: %s", error)
                 return
-            self._busy.add(lane)
+            self._begun[lane] = self._clears
             inbox.put(partial(self._work, lane, waiting.popleft()))
 
     def _work(self, lane: str, copy: Copy) -> Callable[[], None]:
@@ -222,7 +262,8 @@ class Copier:
 
     def _end(self, lane: str) -> None:
         with self._lock:
-            self._busy.discard(lane)
+            if self._begun.pop(lane) < self._clears:
+                self._spared = {one for one in self._spared if one[1] != lane}
             self._begin()
             self._changed.notify_all()
 
@@ -235,7 +276,7 @@ class Copier:
             return Counter(failed=len(copy.hashes))
         try:
             for start in range(0, len(copy.hashes), chunks.chunk_rows):
-                if self._closed or self._paused:
+                if self._closed or self._paused or self._outlasts(copy):
                     counts["dropped"] += len(copy.hashes) - start
                     break
                 part = copy.hashes[start : start + chunks.chunk_rows]
@@ -276,9 +317,15 @@ class Copier:
         self._note_lacking(copy, _at(rest, codes != _OK))
         good = np.flatnonzero(codes == _OK)
         rest = [rest[at] for at in good.tolist()]
-        codes = self._store(copy, rest, rows[good], found.expire_at)
+        ends = self._ends_of(copy, rest)
+        codes = self._store(copy, rest, rows[good], found.expire_at | ends)
         self._failed(copy, _at(rest, codes != _OK), counts)
         stored = _at(rest, codes == _OK)
+        if self._outlasts(copy):
+            self._take_back(copy, stored)
+            counts["dropped"] += len(stored)
+            return counts
+        self._expire_late(copy, stored, ends)
         counts["copied"] += len(stored)
         with self._lock:
             lacking = self._lacking.get(copy.target.backend)
@@ -286,6 +333,39 @@ class Copier:
                 for one in (*stored, *_at(hashes, there)):
                     lacking.pop(one, None)
         return counts
+
+    def _outlasts(self, copy: Copy) -> bool:
+        """Return whether the tiers were cleared since a copy began."""
+        return self._begun[copy.target.backend] < self._clears
+
+    def _take_back(self, copy: Copy, hashes: Sequence[str]) -> None:
+        """Delete what a copy brought back that outlasted a clear."""
+        place = copy.pool.name, copy.target.backend
+        with self._lock:
+            back = [one for one in hashes if (*place, one) not in self._spared]
+        copy.target.delete(back, self._core.deadlines.until("delete"))
+
+    def _ends_of(self, copy: Copy, hashes: Sequence[str]) -> dict[str, int]:
+        """Return when pages are to expire, for which that was asked meanwhile."""
+        place = copy.pool.name, copy.target.backend
+        with self._lock:
+            ends = {one: self._ends.get((*place, one), 0) for one in hashes}
+        return {one: end for one, end in ends.items() if end}
+
+    def _expire_late(
+        self, copy: Copy, hashes: Sequence[str], known: Mapping[str, int]
+    ) -> None:
+        """Let pages expire for which that was asked while they were stored."""
+        deadline_s = self._core.deadlines.until("retain")
+        late = self._ends_of(copy, hashes).items() - known.items()
+        for end in {end for _, end in late}:
+            names = [one for one, ends in late if ends == end]
+            asked = Retention(expire_at=end)
+            answers = copy.target.retain(names, asked, deadline_s)
+            # Without its time the page must not stay.
+            kept = np.isin(answers, (RetentionAnswer.ACCEPTED, RetentionAnswer.ABSENT))
+            if not kept.all():
+                copy.target.delete(_at(names, ~kept), deadline_s)
 
     def _load(
         self, copy: Copy, hashes: Sequence[str], rows: Int64Array, found: CallTimes

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.batch import Operation
     from kvdock.config.tiers import Tier
-    from kvdock.retention import CallTimes
+    from kvdock.retention import CallTimes, Retention
 
 
 NO_PAGE = -1
@@ -45,6 +45,14 @@ class RowMover(Protocol):
         times: CallTimes | None = None,
     ) -> OutcomeArray:
         """Store pages from rows, or load them to rows."""
+
+    def retain(
+        self, hashes: Sequence[str], asked: Retention, deadline_s: float
+    ) -> OutcomeArray:
+        """Promise stored pages, or let them expire; a `RetentionAnswer` for each."""
+
+    def delete(self, hashes: Sequence[str], deadline_s: float) -> OutcomeArray:
+        """Delete pages; an outcome for each."""
 
 
 class Placed(Protocol):

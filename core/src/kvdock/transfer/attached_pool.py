@@ -367,6 +367,10 @@ class AttachedPool:
         declares the longest life. Expiry is asked of all of them.
         """
         if asked.expire_at:
+            if (
+                self._chain is not None
+            ):  # before the tiers: a copy ends after one of both
+                self._chain.copier.expire(self.pool.name, hashes, asked.expire_at)
             given = [one.retain(hashes, asked, deadline_s) for one in self.placements]
             return combined(given, len(hashes))
         # Of equals the farthest comes first: it is the largest, and no near room is
@@ -425,7 +429,8 @@ class AttachedPool:
             return near.give_up(Operation.PUT, hashes, *why)
         times = CallTimes(asked.no_longer_than(self._max_age_s))
         outcomes = self.transfer(Operation.PUT, hashes, pages, deadline_s, times, job)
-        answered(self.answers_of_put(hashes, pages, outcomes == _OK, times))
+        stored = outcomes == _OK
+        answered(self.answers_of_put(hashes, pages, stored, times, deadline_s))
         return outcomes
 
     def answers_of_put(
@@ -434,8 +439,12 @@ class AttachedPool:
         pages: Int64Array,
         stored: BoolArray,
         times: CallTimes,
+        deadline_s: float,
     ) -> OutcomeArray:
-        """Return what became of the times of pages that were given to be stored."""
+        """Return what became of the times of pages that were given to be stored.
+
+        A tier that had a page already is told of its time here.
+        """
         answers = np.full(len(hashes), RetentionAnswer.ABSENT, np.uint8)
         answers[stored] = RetentionAnswer.ACCEPTED
         if times.asked.keep_until:
@@ -445,6 +454,14 @@ class AttachedPool:
             answers[stored & ~kept] = lacks
         if times.asked.expire_at and not any(one.expires for one in self.placements):
             answers[pages != NO_PAGE] = RetentionAnswer.UNSUPPORTED
+        elif times.asked.expire_at and self._chain is not None:
+            asked = Retention(expire_at=times.asked.expire_at)
+            self._chain.copier.expire(self.pool.name, hashes, asked.expire_at)
+            for tier in self.placements:
+                if tier.retains:
+                    found = tier.retain(hashes, asked, deadline_s)
+                    known = (RetentionAnswer.ACCEPTED, RetentionAnswer.ABSENT)
+                    answers[stored & ~np.isin(found, known)] = RetentionAnswer.CLIPPED
         return answers
 
     def _transfer_in_turn(

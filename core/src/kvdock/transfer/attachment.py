@@ -302,7 +302,7 @@ class Attachment(ClosedAfterUse):
             outcomes[name] = result
             stored = result == _OK
             if times is not None and timed:
-                mine = attached.answers_of_put(hashes, own, stored, times)
+                mine = attached.answers_of_put(hashes, own, stored, times, deadline_s)
                 if there is not None:
                     mine[there] = RetentionAnswer.UNSUPPORTED
                 answers.append(mine)

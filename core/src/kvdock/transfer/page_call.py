@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvdock.arrays import any_of
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
 from kvdock.events import TENANT
 from kvdock.resilience.channel import MemoryUse
@@ -29,6 +30,7 @@ GATE_CLOSE_S = 5.0
 """How long to wait for a copy in memory, which takes about 100 microseconds."""
 _OK = int(Outcome.OK)
 _LATE = np.uint8(Outcome.TIMEOUT)
+_ABSENT = np.uint8(Outcome.ABSENT)
 
 
 class PageCall(MemoryUse):
@@ -140,6 +142,8 @@ class PageCall(MemoryUse):
             loads = operation is Operation.GET
             return np.where(outcomes == _OK, _LATE, outcomes) if loads else outcomes
         self.expire_at = result.expire_at
+        if self.expire_at is not None and operation is Operation.GET:
+            outcomes = self._without_expired(outcomes, self.expire_at)
         if self.times is not None and placement.retains:
             self.times.note_kept(self.hashes, result.kept)
         return outcomes
@@ -155,6 +159,17 @@ class PageCall(MemoryUse):
             if times.expire_at and self.placement.retains:
                 asked["expire_at"] = np.full(len(self.keys), times.expire_at, np.int64)
         return asked
+
+    def _without_expired(
+        self, outcomes: OutcomeArray, expire_at: Int64Array
+    ) -> OutcomeArray:
+        """Miss objects that a backend serves after their time, and delete them."""
+        over = (outcomes == _OK) & (expire_at > 0) & (expire_at <= time.time())
+        if not any_of(over):
+            return outcomes
+        gone = [self.keys[row] for row in np.flatnonzero(over).tolist()]
+        self.placement.delete_wrong(gone)
+        return np.where(over, _ABSENT, outcomes)
 
     def take_buffer(self, staging: StagingBuffers) -> StagingBuffer | None:
         """Take a buffer for the pages, in time; None if there is none."""

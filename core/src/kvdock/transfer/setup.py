@@ -94,6 +94,12 @@ class AttachedBackends:
             one for attached in self.pools.values() for one in attached.placements
         )
 
+    def farther(self, pool: str) -> tuple[str, ...]:
+        """Return the backends of a pool behind the nearest one."""
+        attached = self.pools.get(pool)
+        tiers = attached.placements[1:] if attached is not None else ()
+        return tuple(one.backend for one in tiers)
+
     def within_budget(self, pool: PoolSpec, lend: Allocator) -> Allocator:
         """Return an allocator for a pool that checks the host's free memory.
 
@@ -331,7 +337,7 @@ def _announce(
                     backend=route.backend or "",
                     enabled=route.backend is not None,
                     reason=route.reason,
-                    farther=tuple(one.backend for one in route.placements[1:]),
+                    farther=backends.farther(route.pool.name),
                 )
             )
         for attached in backends.pools.values():
@@ -392,11 +398,21 @@ def _attach(
             _check_grid(mine)
             landing = _landing_memory(channel, core, lend)
             registered = _reachable(registered, mine, landing)
-        handle = channel.register_pool(pool, registered, config)
+        try:
+            handle = channel.register_pool(pool, registered, config)
+        except AttachError as error:
+            if not placements:
+                raise
+            log.warning(
+                "pool %s goes without its tier %s until it is attached again: %s",
+                pool.name,
+                option.backend,
+                error,
+            )
+            continue
         suffixes = _suffixes(channel, pool, shard)
         names = (pool.name, config.namespace, suffixes)
         limit = channel.backend.manifest.max_batch_keys or _EXISTS_KEYS
-        last = len(placements) + 1 == len(route.placements)
         placement = Placement(
             pool=pool,
             channel=channel,
@@ -408,7 +424,7 @@ def _attach(
             batch_pages=batch_pages,
             batch_keys=min(_EXISTS_KEYS, limit),
             health_check=HealthCheck.of(channel, handle, names, test_page),
-            share=1.0 if last else _SHARE,
+            share=_SHARE,
             page_events=backends.page_events,
             tier=option.tier,
             alone=rows is None,
@@ -417,9 +433,11 @@ def _attach(
         if rows is not None:
             placement = rows.reached_by(placement, as_rows, through, batch_rows)
         placements.append(placement)
+    # Nothing waits for its turn behind the last one.
+    placements[-1] = attrs.evolve(placements[-1], share=1.0)
     writes = route.pool.writes(shard)
     chain = None
-    if rows is not None and backends.copier is not None:
+    if rows is not None and backends.copier is not None and len(placements) > 1:
         chain = rows.chain(route.pool, placements, backends.copier, writes=writes)
     backends.pools[route.pool.name] = AttachedPool(
         pool=placements[0].pool,
