@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from kvdock.geometry.region import Region
     from kvdock.plugin.backend import Backend
     from kvdock.plugin.hookspecs import AttachConfig
-    from kvdock.plugin.store import PoolStore
+    from kvdock.plugin.store import PoolStore, WholeStore
     from kvdock.pools.spec import PoolSpec
 
 log = logging.getLogger("kvdock")
@@ -253,7 +253,7 @@ class BackendChannel:
 
     def register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> Any:  # noqa: ANN401 - the plugin's handle
+    ) -> WholeStore:
         """Register a pool's memory within its deadline.
 
         Raises:
@@ -440,7 +440,7 @@ class BackendChannel:
         """Run a batch as a call of its own; one outcome for each key, by its deadline.
 
         Args:
-            handle: The pool's handle.
+            handle: The pool's store.
             batch: What to do, with a deadline; no more keys than the backend
                 takes at once.
             late: Called when an abandoned call really ends.
@@ -492,7 +492,7 @@ class BackendChannel:
             if self._calls_stores and batch.remote is None:
                 answer = cast("PoolStore", handle).run(batch)
             else:  # what sends to a peer finds its own way
-                answer = self._batch_hook(handle=handle, batch=batch)
+                answer = self._batch_hook(store=handle, batch=batch)
         except Exception as error:  # noqa: BLE001 - plugin code
             answer = error
         except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
@@ -656,14 +656,14 @@ class BackendChannel:
                 )
                 self._log.warning("closing", what, error)
 
-    def _release(self, handle: object) -> None:
+    def _release(self, handle: PoolStore) -> None:
         try:
-            self.backend.release(handle)
+            handle.close()
         except Exception as error:  # noqa: BLE001 - plugin code
             self._log.warning(
                 "release", f"backend {self.name} failed to release a pool", error
             )
 
-    def _release_late(self, handle: object) -> None:
+    def _release_late(self, handle: PoolStore | None) -> None:
         if handle is not None:
             self._release(handle)
