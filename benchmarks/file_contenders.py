@@ -313,7 +313,7 @@ class Kvdock:
 
     def close(self) -> None:
         """Release the handle."""
-        self._backend.release(self.handle)
+        self.handle.close()
 
 
 class HiCacheFile:

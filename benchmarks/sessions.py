@@ -33,7 +33,6 @@ from typing import Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-import pluggy
 
 from kvdock import (
     API_VERSION,
@@ -60,10 +59,9 @@ from kvdock import (
 from kvdock.config import CoreSettings, structure
 from kvdock.events import BatchEnded, Origin, PagesAnswered
 from kvdock.journal import Journal, JournalSettings
-from kvdock.keys import key_suffixes
 from kvdock.observers.metrics import Metrics
 from kvdock.observers.tracing import Tracing
-from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
+from kvdock.plugin import Candidate, accept
 from kvdock.pools import Part
 
 PAGE_BYTES = 64 * 1024
@@ -100,20 +98,17 @@ class Copier:
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> object:
+    ) -> Copier:
         """Make room for every page, touched once."""
         del pool, config
         if self.store is None:
             self.store = np.ones((region.pages, PAGE_BYTES + 64), np.uint8)
         return self
 
-    @hookimpl
-    def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Spell what an object holds."""
-        return key_suffixes(pool, shard)
+    def close(self) -> None:
+        """Keep what is stored."""
 
-    @hookimpl
-    def kvdock_batch_io(self, batch: Batch) -> BatchResult:
+    def run(self, batch: Batch) -> BatchResult:
         """Copy each object; keys are numbers of rows."""
         if self.hang is not None:
             self.hang.wait()
@@ -151,22 +146,10 @@ def attached(
     memory: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[Attachment, Backend]:
     """Attach one pool of 64K pages."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    manager.register(copier, name="copier")
-    backend = Backend(
-        LoadedPlugin(
-            candidate=Candidate(
-                name="copier", value="-", distribution="-", version="0", oracle="-"
-            ),
-            manifest=copier.kvdock_manifest(),
-            path="-",
-            manager=manager,
-            implemented=frozenset(
-                one for one in dir(copier) if one.startswith("kvdock_")
-            ),
-        )
+    candidate = Candidate(
+        name="copier", value="-", distribution="-", version="0", oracle="-"
     )
+    backend = Backend(accept(copier, candidate))
     dock = Dock({"copier": backend})
     if observed:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra

@@ -43,7 +43,7 @@ def checkup(*tests: FinishedRun, **changes: object) -> CheckReport:
     )
     about = {
         "backend": "alpha",
-        "kvdock": "0.1.0, API 1",
+        "kvdock": "0.1.0, API 2",
         "python": "3.11.7 on Linux",
         "settings": "root=/data",
     }

@@ -172,7 +172,7 @@ def test_a_path_of_any_bytes_can_be_told(
     assert r"\udcff \xe4" in done.stdout
 
 
-HANGS = """def kvdock_batch_io(handle, batch):
+HANGS = """def kvdock_batch_io(store, batch):
     import time
     from concurrent.futures import ThreadPoolExecutor
     ThreadPoolExecutor(1).submit(time.sleep, 90).result()
@@ -181,7 +181,7 @@ HANGS = """def kvdock_batch_io(handle, batch):
 
 @pytest.mark.slow
 def test_a_backend_whose_threads_hang_does_not_hold_the_command(shelf: Shelf) -> None:
-    shelf.add_backend("stuck", ("def kvdock_batch_io(handle, batch):\n", HANGS))
+    shelf.add_backend("stuck", ("def kvdock_batch_io(store, batch):\n", HANGS))
     done = shelf.kvdock("doctor", "stuck", "--json", "--timeout", "1")
     assert done.returncode == 1
     assert "no answer within 1 s" in done.stdout

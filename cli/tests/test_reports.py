@@ -66,7 +66,7 @@ def plugin(name: str, **declared: Any) -> LoadedPlugin:
             distribution=f"kvdock-{name}",
             version="1.2.3",
         ),
-        manifest=Manifest(name=name, api=1, **declared),
+        manifest=Manifest(name=name, api=2, **declared),
         path=f"/lib/kvdock_{name}/plugin.py",
         manager=cast("Any", None),
         implemented=frozenset({"kvdock_manifest", "kvdock_batch_io"}),

@@ -231,13 +231,8 @@ class Full(Shelf):
 
     room: Capacity = attrs.field(factory=lambda: Capacity(990, 1000))
 
-    @hookimpl
-    def kvdock_manifest(self) -> Manifest:
-        return attrs.evolve(super().kvdock_manifest(), capacity=Support.NATIVE)
-
-    @hookimpl
-    def kvdock_capacity(self, handle: str) -> Capacity:
-        del handle
+    def capacity(self, pool: str) -> Capacity:
+        del pool
         return self.room
 
 

@@ -15,6 +15,8 @@ settings.register_profile("house", deadline=None)
 settings.load_profile("house")
 
 BACKEND = """
+from types import SimpleNamespace
+
 from kvdock import API_VERSION, KindSupport, Manifest, hookimpl
 from kvdock.keys import key_suffixes
 
@@ -28,7 +30,7 @@ def kvdock_manifest():
 
 @hookimpl
 def kvdock_register_pool(pool, region, config):
-    return pool
+    return SimpleNamespace(close=list)
 
 
 @hookimpl
@@ -37,7 +39,7 @@ def kvdock_key_suffix(pool, shard):
 
 
 @hookimpl
-def kvdock_batch_io(handle, batch):
+def kvdock_batch_io(store, batch):
     return None
 """
 """A whole backend; NAME is to be replaced."""

@@ -20,7 +20,7 @@ from reference import (
     ShelfOracle,
 )
 
-from kvdock import PoolKind, hookimpl
+from kvdock import PoolKind
 from kvdock.testing import BackendContract, Oracle
 from kvdock.testing.contract.peers import PeerTests
 from kvdock.testing.contract.reports import ReportTests
@@ -51,31 +51,28 @@ class Watched(FolderReference):
         few = (PoolKind.MHA, PoolKind.MLA, PoolKind.LOGICAL)
         return attrs.evolve(full, kinds={kind: full.kinds[kind] for kind in few})
 
-    @hookimpl
-    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Note the test, then do the batch."""
         note()
-        return super().kvdock_batch_io(handle, batch)
+        return super().run(handle, batch)
 
 
 class WatchedPeers(PeerReference):
     """The same for the one that sends to peers."""
 
-    @hookimpl
-    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Note the test, then do the batch."""
         note()
-        return super().kvdock_batch_io(handle, batch)
+        return super().run(handle, batch)
 
 
 class WatchedUse(MemoryReference):
     """The same for the one that evicts by use."""
 
-    @hookimpl
-    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
+    def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Note the test, then do the batch."""
         note()
-        return super().kvdock_batch_io(handle, batch)
+        return super().run(handle, batch)
 
 
 def __getattr__(name: str) -> MemoryReference:

@@ -43,7 +43,7 @@ MOST_NOT_RUN = {
     "root": 6,
     "checkout": 12,
     "long": 8,
-    "excerpt": 50,
+    "excerpt": 42,
 }
 """Blocks that may be marked, by reason: more of them is a decision, not a habit."""
 

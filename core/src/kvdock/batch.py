@@ -159,7 +159,7 @@ class Batch:
         remote: int64 (n, 1), where each row of a SEND goes: byte addresses in the
             peer's process. None for other operations. The keys of a SEND are the
             numbers of its rows, and its rows do not overlap at the peer.
-        peer: What `kvdock_connect` returned, for a SEND.
+        peer: What `connect` of the store's `peers` returned, for a SEND.
         keep_until: For PUT and RETAIN: do not evict the objects before, in seconds
             since 1970; 0 for no promise. Only backends that declare `retention` get
             it, and where that is emulated only as a wish in a PUT.
@@ -208,7 +208,7 @@ class Batch:
             local: int64 (n,), byte addresses of this process.
             remote: int64 (n,), byte addresses of the peer's process.
             sizes: int64 (n,), bytes.
-            peer: What `kvdock_connect` returned.
+            peer: What `connect` of the store's `peers` returned.
             deadline_s: When to give up, on `time.monotonic()`'s clock.
             pool: Whose pages these are.
         """
@@ -390,7 +390,7 @@ def validate_result(batch: Batch, result: object) -> BatchResult:
     if not isinstance(result, BatchResult):
         raise BatchError(
             f"{batch.operation} answered with a {type(result).__name__}",
-            fix="kvdock_batch_io returns a BatchResult.",
+            fix="run() of a store, and kvdock_batch_io, return a BatchResult.",
         )
     rows = (len(batch),)
     if result.outcomes.shape != rows or result.nbytes.shape != rows:

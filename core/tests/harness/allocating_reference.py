@@ -93,10 +93,9 @@ class OwnMemoryReference(MemoryReference):
             pieces[0].pools.append(handle)
         return handle
 
-    @hookimpl
-    def kvdock_release(self, handle: Handle) -> None:
+    def close(self, handle: Handle) -> None:
         """Release a pool, and memory that was given back before."""
-        super().kvdock_release(handle)
+        super().close(handle)
         for piece in self.pieces:
             piece.pools = [one for one in piece.pools if one is not handle]
         self.sweep()

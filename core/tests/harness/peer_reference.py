@@ -3,7 +3,7 @@
 Everything right, nothing fast. The receiver's own threads put the bytes where
 they belong, as with Mooncake's TCP transport: bytes that a socket still holds
 land after the sender has died, and a receiver that is stopped takes them when
-it goes on. `kvdock_withdraw` is a fence: it waits for those threads.
+it goes on. `withdraw` is a fence: it waits for those threads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import attrs
@@ -181,6 +183,18 @@ class PeerHandle(Handle):
 
     receiver: Receiver | None = None
 
+    @property
+    def peers(self) -> SimpleNamespace:
+        """Memory for peers, with the methods of its plugin."""
+        plugin = cast("PeerReference", self.plugin)
+        return SimpleNamespace(
+            endpoint=partial(plugin.endpoint, self),
+            connect=partial(plugin.connect, self),
+            disconnect=partial(plugin.disconnect, self),
+            withdraw=partial(plugin.withdraw, self),
+            send=self.run,
+        )
+
 
 class PeerReference(MemoryReference):
     """The reference backend over a dict, with peers that write into its memory."""
@@ -206,13 +220,13 @@ class PeerReference(MemoryReference):
         """Remember which memory may be touched; nothing listens yet."""
         del pool
         return PeerHandle(
+            self,
             self.open_shelf(config.settings),
             region.blocks,
             config.settings.quota_bytes,
         )
 
-    @hookimpl
-    def kvdock_endpoint(self, handle: PeerHandle) -> bytes:
+    def endpoint(self, handle: PeerHandle) -> bytes:
         """Listen for peers."""
         with handle.lock:
             if handle.receiver is None:
@@ -223,10 +237,7 @@ class PeerReference(MemoryReference):
         """Return what takes rows; a seam for mutants."""
         return Receiver(blocks)
 
-    @hookimpl
-    def kvdock_connect(
-        self, handle: PeerHandle, endpoint: bytes, deadline_s: float
-    ) -> Peer:
+    def connect(self, handle: PeerHandle, endpoint: bytes, deadline_s: float) -> Peer:
         """Connect to a receiver and prove that its endpoint was given to us."""
         del handle
         try:
@@ -251,16 +262,14 @@ class PeerReference(MemoryReference):
         link.settimeout(None)
         return Peer(link)
 
-    @hookimpl
-    def kvdock_disconnect(self, handle: PeerHandle, peer: Peer) -> bool:
+    def disconnect(self, handle: PeerHandle, peer: Peer) -> bool:
         """Close a connection; every message on it was answered before."""
         del handle
         with peer.lock:
             peer.link.close()
         return True
 
-    @hookimpl
-    def kvdock_withdraw(self, handle: PeerHandle) -> bool:
+    def withdraw(self, handle: PeerHandle) -> bool:
         """Close the receiver; when this returns no thread of it is left."""
         with handle.lock:
             receiver, handle.receiver = handle.receiver, None
@@ -311,10 +320,9 @@ class PeerReference(MemoryReference):
         """Return the rows to send; a seam for mutants."""
         return local, remote, sizes
 
-    @hookimpl
-    def kvdock_release(self, handle: Handle) -> None:
+    def close(self, handle: Handle) -> None:
         """Release a pool."""
-        self.kvdock_withdraw(cast("PeerHandle", handle))
+        self.withdraw(cast("PeerHandle", handle))
         handle.blocks = ()
 
 

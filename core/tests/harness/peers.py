@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-import pluggy
 from peer_reference import PeerReference
 
 from kvdock.config.core import CoreSettings
@@ -23,10 +22,9 @@ from kvdock.geometry.matching import coalesce, match, move
 from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace
 from kvdock.peers.transfers import PeerTransfers
-from kvdock.plugin import hookspecs
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate
-from kvdock.plugin.loading import LoadedPlugin
+from kvdock.plugin.loading import accept
 from kvdock.pools.enums import Layout, Per
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import RouteRequirements
@@ -53,21 +51,10 @@ def settings(**given: Any) -> CoreSettings:
 
 def backend(plugin: PeerReference) -> Backend:
     """Load a plugin as discovery would, without an entry point."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    manager.register(plugin, name=plugin.name)
-    named = [name for name in dir(plugin) if name.startswith("kvdock_")]
-    return Backend(
-        LoadedPlugin(
-            candidate=Candidate(
-                name=plugin.name, value="peers", distribution="tests", version="0"
-            ),
-            manifest=plugin.manifest(),
-            path=__file__,
-            manager=manager,
-            implemented=frozenset(named),
-        )
+    candidate = Candidate(
+        name=plugin.name, value="peers", distribution="tests", version="0"
     )
+    return Backend(accept(plugin, candidate))
 
 
 @attrs.define(eq=False)

@@ -12,9 +12,8 @@ from kvdock.keys import key_suffixes
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
-from kvdock.plugin.loading import LoadedPlugin
-from kvdock.plugin.manifest import KindSupport, Manifest, Support
-from kvdock.plugin.validation import validate_plugin
+from kvdock.plugin.loading import accept
+from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Support
 from kvdock.pools.enums import PoolKind
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
@@ -96,7 +95,9 @@ class Objects:
     @hookimpl
     def kvdock_manifest(self) -> Manifest:
         kinds = {PoolKind.MHA: KindSupport()}
-        return Manifest(name="obj", api=1, summary="s", kinds=kinds, **self.declared)
+        return Manifest(
+            name="obj", api=API_VERSION, summary="s", kinds=kinds, **self.declared
+        )
 
     @hookimpl
     def kvdock_register_pool(self) -> object:
@@ -115,32 +116,22 @@ def lookup() -> Batch:
 
 
 class Functions(Objects):
-    """A plugin of the first contract: it knows what its handle is."""
+    """A plugin that does its batches in its own hook."""
 
     @hookimpl
     def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> Sequence[str]:
         return key_suffixes(pool, shard)
 
     @hookimpl
-    def kvdock_batch_io(self, handle: object, batch: Batch) -> BatchResult:
-        assert handle is self.store
+    def kvdock_batch_io(self, store: object, batch: Batch) -> BatchResult:
+        assert store is self.store
         return BatchResult.all(batch, Outcome.ABSENT)
 
 
 def loaded(plugin: object, name: str) -> Backend:
-    """Validate a plugin and return its backend."""
-    accepted = validate_plugin(plugin, name, "tests")
+    """Load a plugin as discovery would; return its backend."""
     # What it declares of integrity is to count.
     candidate = Candidate(
         name=name, value="tests", distribution="tests", version="0", oracle="tests:o"
     )
-    return Backend(
-        LoadedPlugin(
-            candidate=candidate,
-            manifest=accepted.manifest,
-            path=__file__,
-            manager=accepted.manager,
-            implemented=accepted.implemented,
-            defaults=accepted.defaults,
-        )
-    )
+    return Backend(accept(plugin, candidate))

@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from unittest.mock import patch
 
 import attrs
@@ -30,6 +31,7 @@ from kvdock.errors import KvdockError
 from kvdock.keys import key_suffixes
 from kvdock.plugin.hookspecs import AttachConfig, Finding, hookimpl
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
+from kvdock.plugin.store import MEMBERS
 from kvdock.testing.oracles import Fails, Oracle
 
 if TYPE_CHECKING:
@@ -165,8 +167,9 @@ class ReferenceSettings:
 
 @attrs.define(eq=False)
 class Handle:
-    """One attached pool."""
+    """The store of one attached pool; its plugin has a method for each member."""
 
+    plugin: MemoryReference
     shelf: Shelf
     blocks: tuple[Block, ...]
     quota_bytes: int
@@ -176,6 +179,20 @@ class Handle:
     times: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     """By key: until when it is kept, and when it expires."""
     lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def run(self, batch: Batch) -> BatchResult:
+        """Do one batch."""
+        return self.plugin.run(self, batch)
+
+    def close(self) -> None:
+        """Release the pool."""
+        self.plugin.close(self)
+
+    def __getattr__(self, member: str) -> Any:
+        """Return what the plugin does for an optional member that it declares."""
+        if member in MEMBERS and getattr(self.plugin.manifest(), member):
+            return partial(getattr(self.plugin, member), self)
+        raise AttributeError(member)
 
 
 def load_segments(batch: Batch, row: int) -> bytes:
@@ -270,6 +287,7 @@ class MemoryReference:
         """Open the shelf and remember which memory may be touched."""
         del pool
         return Handle(
+            self,
             self.open_shelf(config.settings),
             region.blocks,
             config.settings.quota_bytes,
@@ -292,11 +310,6 @@ class MemoryReference:
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
         """Return the suffixes; a seam for mutants, which pluggy cannot see."""
         return key_suffixes(pool, shard)
-
-    @hookimpl
-    def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Do one batch."""
-        return self.run(handle, batch)
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         """Do one batch, key by key."""
@@ -467,8 +480,7 @@ class MemoryReference:
                 handle.shelf.remove(key)
         return Outcome.OK
 
-    @hookimpl
-    def kvdock_touch(self, handle: Handle, keys: Sequence[str]) -> None:
+    def touch(self, handle: Handle, keys: Sequence[str]) -> None:
         """Make objects the newest ones, so that others are evicted before them."""
         with handle.lock:
             for key in keys if self.eviction else ():
@@ -477,8 +489,7 @@ class MemoryReference:
                     handle.shelf.remove(key)
                     handle.shelf.write(key, blob)
 
-    @hookimpl
-    def kvdock_removed(self, handle: Handle, limit: int) -> Sequence[str]:
+    def removed(self, handle: Handle, limit: int) -> Sequence[str]:
         """Return stored keys that are gone, each once."""
         with handle.lock:
             handle.track_limit = limit
@@ -487,15 +498,24 @@ class MemoryReference:
                 del handle.tracked[key]
         return gone
 
-    @hookimpl
-    def kvdock_capacity(self, handle: Handle) -> Capacity:
+    def capacity(self, handle: Handle) -> Capacity:
         """Count what all pools of the store take."""
         return Capacity(handle.shelf.used(), handle.quota_bytes)
 
-    @hookimpl
-    def kvdock_release(self, handle: Handle) -> None:
+    def close(self, handle: Handle) -> None:
         """Release a pool."""
         handle.blocks = ()
+
+
+class HookReference(MemoryReference):
+    """The reference backend with hooks in place of what the core would answer."""
+
+    name = "reference_hooks"
+
+    @hookimpl
+    def kvdock_batch_io(self, store: Handle, batch: Batch) -> BatchResult:
+        """Do one batch."""
+        return self.run(store, batch)
 
 
 class FolderReference(MemoryReference):
@@ -553,9 +573,9 @@ class ShelfOracle(Oracle):
         self.shelf.remove(key)
 
     @contextmanager
-    def failing(self, handle: object, part: str, fails: Fails) -> Iterator[None]:
+    def failing(self, store: object, part: str, fails: Fails) -> Iterator[None]:
         """Let writes into folders fail."""
-        del handle
+        del store
         usual = FolderShelf.begin_write
 
         def begin(shelf: FolderShelf, which: str, place: str) -> None:
@@ -568,10 +588,12 @@ class ShelfOracle(Oracle):
 
 
 def __getattr__(name: str) -> MemoryReference:
-    """Make a fresh plugin: `reference:memory` or `reference:folder`."""
+    """Make a fresh plugin: `reference:memory`, `:hooks` or `:folder`."""
     match name:
         case "memory":
             return MemoryReference()
+        case "hooks":
+            return HookReference()
         case "folder":
             return FolderReference()
     raise AttributeError(name)

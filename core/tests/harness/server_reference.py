@@ -13,7 +13,6 @@ from reference import Handle, MemoryReference, ReferenceSettings, Shelf, ShelfOr
 from shelf_server import Client, Servers
 
 from kvdock.batch import Batch, BatchResult, Outcome
-from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Scope, Support
 from kvdock.testing.oracles import Oracle
 
@@ -103,13 +102,12 @@ class ServerReference(MemoryReference):
         except OSError:
             return Outcome.UNAVAILABLE
 
-    @hookimpl
-    def kvdock_release(self, handle: Handle) -> None:
+    def close(self, handle: Handle) -> None:
         """Release a pool."""
         assert isinstance(handle.shelf, ServerShelf)
         for client in handle.shelf.clients:
             client.close()
-        super().kvdock_release(handle)
+        super().close(handle)
 
 
 class ServerOracle(ShelfOracle):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 import numpy as np
-import pluggy
+from plugins_of_objects import loaded
 from waiting import until
 
 from kvdock.arrays import ByteArray
@@ -24,11 +25,8 @@ from kvdock.dock import Dock
 from kvdock.geometry.region import Region
 from kvdock.keys import key_suffixes
 from kvdock.namespace import Namespace
-from kvdock.plugin import hookspecs
 from kvdock.plugin.backend import Backend
-from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
-from kvdock.plugin.loading import LoadedPlugin
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.plugin.wrapper import wrapped_plugin
 from kvdock.pools.enums import HitPolicy, Layout, Per, PoolKind
@@ -50,9 +48,20 @@ def memory_at(address: int, nbytes: int) -> memoryview:
     return memoryview(raw).cast("B")
 
 
+@attrs.frozen
+class ShelfPool:
+    """The store of one pool: methods of its shelf, that are told which pool it is."""
+
+    shelf: Shelf
+    name: str
+
+    def __getattr__(self, member: str) -> Any:
+        return partial(getattr(self.shelf, member), self.name)
+
+
 @attrs.define(eq=False)
 class Shelf:
-    """Objects by key, as bytes. A handle is the name of its pool."""
+    """Objects by key, as bytes. Subclasses may have optional members of a store."""
 
     name: str = "shelf"
     zero_copy: Support = Support.NATIVE
@@ -79,7 +88,10 @@ class Shelf:
             draft=Support.NATIVE,
             multi_buffer=self.multi_buffer,
         )
+        optional = ("touch", "removed", "capacity")
+        declared: Any = {one: Support.NATIVE for one in optional if hasattr(self, one)}
         return Manifest(
+            **declared,
             name=self.name,
             api=API_VERSION,
             summary="objects in memory",
@@ -97,33 +109,31 @@ class Shelf:
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
+    ) -> ShelfPool:
         del config
         self.regions[pool.name] = region
-        return pool.name
+        return ShelfPool(self, pool.name)
 
     @hookimpl
     def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
         return key_suffixes(pool, shard)
 
-    @hookimpl
-    def kvdock_batch_io(self, handle: str, batch: Batch) -> BatchResult:
+    def run(self, pool: str, batch: Batch) -> BatchResult:
         with self.lock:
             self.inside += 1
             self.calls.append(batch)
         try:
             answer = self.trouble(batch) if self.trouble else None
-            return self.serve(handle, batch) if answer is None else answer
+            return self.serve(pool, batch) if answer is None else answer
         finally:
             with self.lock:
                 self.inside -= 1
 
-    @hookimpl
-    def kvdock_release(self, handle: str) -> None:
-        self.released.append(handle)
+    def close(self, pool: str) -> None:
+        self.released.append(pool)
 
-    def serve(self, handle: str, batch: Batch) -> BatchResult:
-        self.check_memory(handle, batch)
+    def serve(self, pool: str, batch: Batch) -> BatchResult:
+        self.check_memory(pool, batch)
         outcomes = np.zeros(len(batch), np.uint8)
         for row, key in enumerate(batch.keys):
             outcomes[row] = self.serve_one(batch, row, key)
@@ -171,9 +181,9 @@ class Shelf:
             at += len(piece)
         return Outcome.OK
 
-    def check_memory(self, handle: str, batch: Batch) -> None:
+    def check_memory(self, pool: str, batch: Batch) -> None:
         """Refuse addresses that no registered block has, as RDMA would."""
-        blocks = self.regions[handle].blocks
+        blocks = self.regions[pool].blocks
         for at, size in zip(
             batch.addresses.ravel().tolist(), batch.sizes.ravel().tolist(), strict=True
         ):
@@ -187,28 +197,7 @@ class Shelf:
 
     def backend(self) -> Backend:
         """Load it as discovery would, without an entry point."""
-        manager = pluggy.PluginManager(hookspecs.PROJECT)
-        manager.add_hookspecs(hookspecs)
-        manager.register(self, name=self.name)
-        candidate = Candidate(
-            name=self.name,
-            value="shelf",
-            distribution="tests",
-            version="0",
-            # What it declares of integrity is to count.
-            oracle="shelf:oracle",
-        )
-        return Backend(
-            LoadedPlugin(
-                candidate=candidate,
-                manifest=self.kvdock_manifest(),
-                path=__file__,
-                manager=manager,
-                implemented=frozenset(
-                    name for name in dir(self) if name.startswith("kvdock_")
-                ),
-            )
-        )
+        return loaded(self, self.name)
 
 
 def hashes(count: int, first: int = 0) -> list[str]:

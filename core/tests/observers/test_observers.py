@@ -228,9 +228,8 @@ class Measured(Shelf):
 
     answer: Any = Capacity(100, 400)
 
-    @hookimpl
-    def kvdock_capacity(self, handle: str) -> Capacity:
-        del handle
+    def capacity(self, pool: str) -> Capacity:
+        del pool
         return cast("Capacity", self.answer)
 
 
@@ -264,9 +263,8 @@ def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
     asked = []
 
     class Hanging(Shelf):
-        @hookimpl
-        def kvdock_capacity(self, handle: str) -> None:
-            asked.append(handle)
+        def capacity(self, pool: str) -> None:
+            asked.append(pool)
             go_on.wait(60)
 
     calls = {"capacity_interval": "0 s"}

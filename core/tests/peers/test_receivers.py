@@ -15,7 +15,6 @@ from peer_reference import PeerReference
 from peers import LONG_S, Peer, settings
 from request_pools import attention
 
-from kvdock import hookimpl
 from kvdock.batch import Outcome
 from kvdock.peers import sending
 from kvdock.testing.harness import becomes
@@ -38,20 +37,16 @@ class Reaching(PeerReference):
         self.answers = threading.Event()
         self.links: set[int] = set()
 
-    @hookimpl
-    def kvdock_connect(
-        self, handle: PeerHandle, endpoint: bytes, deadline_s: float
-    ) -> Link:
+    def connect(self, handle: PeerHandle, endpoint: bytes, deadline_s: float) -> Link:
         if endpoint in self.away:
             self.answers.wait(LONG_S)
-        link = super().kvdock_connect(handle, endpoint, deadline_s)
+        link = super().connect(handle, endpoint, deadline_s)
         self.links.add(id(link))
         return link
 
-    @hookimpl
-    def kvdock_disconnect(self, handle: PeerHandle, peer: Link) -> bool:
+    def disconnect(self, handle: PeerHandle, peer: Link) -> bool:
         self.links.discard(id(peer))
-        return bool(super().kvdock_disconnect(handle, peer))
+        return bool(super().disconnect(handle, peer))
 
 
 @attrs.define(eq=False)

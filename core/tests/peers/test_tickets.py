@@ -360,9 +360,8 @@ def test_slots_of_a_withdrawn_endpoint_are_free_only_if_no_new_one_is_written() 
     closing, go_on = threading.Event(), threading.Event()
 
     class Slow(PeerReference):
-        @hookimpl
-        def kvdock_withdraw(self, handle: Any) -> bool:
-            found = super().kvdock_withdraw(handle)
+        def withdraw(self, handle: Any) -> bool:
+            found = super().withdraw(handle)
             closing.set()
             assert go_on.wait(LONG_S)
             return found

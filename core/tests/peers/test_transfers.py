@@ -16,7 +16,6 @@ from peers import LONG_S, Content, Peer, pages_for, settings, slots_for
 from request_pools import HEADS, attention, draft, latent, peers, states, window
 from shelf import Engine
 
-from kvdock import hookimpl
 from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 from kvdock.namespace import Namespace
@@ -551,10 +550,9 @@ def test_a_connection_ends_once_its_endpoint_was_replaced() -> None:
     ended: list[object] = []
 
     class Counting(PeerReference):
-        @hookimpl
-        def kvdock_disconnect(self, handle: Any, peer: Any) -> bool:
+        def disconnect(self, handle: Any, peer: Any) -> bool:
             ended.append(peer)
-            return super().kvdock_disconnect(handle, peer)
+            return super().disconnect(handle, peer)
 
     content = Content([attention()], 8)
     where = {"kv": [0, 1]}, {"kv": range(8)}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tiny import Shelf
 
 REGISTER = "def kvdock_register_pool(pool, region, config)"
-UNMARKED = "def kvdock_release(handle): 0\n\n\n"
+UNMARKED = "def kvdock_allocate(nbytes): 0\n\n\n"
 NUMBER = "from kvdock import API_VERSION"
 SUMMARY = 'summary="a backend",'
 MANIFEST = 'return Manifest(\n        name="NAME", api=API_VERSION, summary="a backend"'
@@ -43,13 +43,13 @@ BROKEN = {
     "wrong_api_number": (
         [("api=API_VERSION", "api=99")],
         LoadStage.MANIFEST,
-        "it is written for API 99, this kvdock speaks 1",
+        "it is written for API 99, this kvdock speaks 2",
         "Upgrade kvdock, or install an older kvdock-bad.",
     ),
     "old_api_number": (
-        [("api=API_VERSION", "api=0")],
+        [("api=API_VERSION", "api=1")],
         LoadStage.MANIFEST,
-        "it is written for API 0, this kvdock speaks 1",
+        "it is written for API 1, this kvdock speaks 2",
         "Upgrade kvdock-bad, or install an older kvdock.",
     ),
     "misspelt_hook": (
@@ -90,18 +90,6 @@ BROKEN = {
         LoadStage.VALIDATE,
         "its manifest declares host_allocator, and it has no kvdock_allocate",
         "Add the hook, or declare host_allocator=Support.NO.",
-    ),
-    "no_way_to_a_peer": (
-        [
-            (NUMBER, f"{NUMBER}, Support"),
-            (SUMMARY, f"{SUMMARY} peers=Support.NATIVE,"),
-        ],
-        LoadStage.VALIDATE,
-        (
-            "its manifest declares peers, and it has no kvdock_endpoint and "
-            "no kvdock_connect"
-        ),
-        "Add the hooks, or declare peers=Support.NO.",
     ),
     "no_manifest": (
         [("@hookimpl\ndef kvdock_manifest()", "def something()")],
@@ -154,7 +142,7 @@ BROKEN = {
     "unmarked_optional_hook": (
         [(f"@hookimpl\n{REGISTER}", f"{UNMARKED}@hookimpl\n{REGISTER}")],
         LoadStage.VALIDATE,
-        "the hook 'kvdock_release' is not marked",
+        "the hook 'kvdock_allocate' is not marked",
         "Mark it with @hookimpl.",
     ),
     "asynchronous_hook": (

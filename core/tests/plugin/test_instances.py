@@ -139,7 +139,7 @@ def test_a_plugin_has_no_setting_with_a_word_of_the_core(word: str) -> None:
     made = attrs.make_class("Made", {word: attrs.field(default="")}, frozen=True)
     with pytest.raises(ManifestError, match=f"setting is called '{word}'"):
         Manifest(
-            name="mine", api=1, summary="s", kinds={PoolKind.MHA: KindSupport()},
+            name="mine", api=2, summary="s", kinds={PoolKind.MHA: KindSupport()},
             settings=made,
         )  # fmt: skip
 

@@ -1,6 +1,9 @@
-"""A plugin's handle may be an object: the core then answers what it leaves out."""
+"""What `kvdock_register_pool` returns, held against the manifest."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +19,10 @@ from plugins_of_objects import (
 )
 
 from kvdock.batch import Batch, Operation
-from kvdock.capacity import Capacity
 from kvdock.errors import PluginError
 from kvdock.keys import key_suffixes
-from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Support
-from kvdock.plugin.validation import ContractViolation
+from kvdock.plugin.store import MAX_ENDPOINT_BYTES, endpoint_of
 from kvdock.pools.shard import Shard
 
 
@@ -31,27 +32,15 @@ def test_a_manifest_and_a_store_are_a_whole_plugin() -> None:
     assert handle is store
     assert backend.key_suffix(POOL, Shard()) == tuple(key_suffixes(POOL, Shard()))
     assert backend.batch_io(handle, lookup()).ok.all()
-    backend.release(handle)
-    assert store.calls[1:] == ["close"]
-    assert not backend.touches
-    assert not backend.tracks_removal
-    assert backend.capacity(handle) is None
 
 
-def test_what_is_declared_is_asked_of_the_store() -> None:
-    store = Full()
-    backend, handle = attach(Objects(store, **ALL))
-    assert backend.touches
-    assert backend.tracks_removal
-    backend.touch(handle, ["a"])
-    assert store.calls == [("touch", ("a",))]
-    assert backend.removed(handle, 5) == ("gone-5",)
-    assert backend.capacity(handle) == Capacity(3, 7)
-    assert backend.endpoint(handle) == b"here"
-    assert backend.connect(handle, b"there", 1.0) == (b"there", 1.0)
-    assert backend.disconnect(handle, "peer")
-    assert not backend.disconnect(handle, "another")
-    assert backend.withdraw(handle)
+@pytest.mark.parametrize("answer", ["here", None, bytes(MAX_ENDPOINT_BYTES + 1)])
+def test_an_endpoint_that_is_none_is_an_error_that_names_the_backend(
+    answer: object,
+) -> None:
+    memory: Any = SimpleNamespace(endpoint=lambda: answer)
+    with pytest.raises(PluginError, match=r"endpoint\(\) of obj returned"):
+        endpoint_of(memory, "obj")
 
 
 def test_rows_for_a_peer_go_to_the_memory_of_peers() -> None:
@@ -81,49 +70,22 @@ def test_what_the_manifest_leaves_out_is_an_error_that_names_both(
 
 
 def test_a_handle_that_runs_no_batch_is_refused() -> None:
-    with pytest.raises(PluginError, match=r"dict.* run.*kvdock_batch_io"):
+    with pytest.raises(PluginError, match=r"dict.* run and no close"):
         attach(Objects({}))
     with pytest.raises(PluginError, match="NoneType"):
         attach(Objects(None))
 
 
-class OwnHooks(Objects):
-    """A plugin that answers some hooks itself, with None."""
-
-    @hookimpl
-    def kvdock_release(self, handle: object) -> None:
-        """Leave the store open: another pool has it as well."""
-
-    @hookimpl
-    def kvdock_capacity(self, handle: object) -> None:
-        """Answer None: it is not known."""
-
-
-def test_a_plugins_own_none_is_its_answer() -> None:
-    store = Plain()
-    backend, handle = attach(OwnHooks(store))
-    assert backend.capacity(handle) is None
-    backend.release(handle)
-    assert store.calls == []
-
-
 def test_a_plugin_with_hooks_of_its_own_is_handed_what_it_returned() -> None:
-    backend, handle = attach(Functions({}))
+    store = SimpleNamespace(close=list)
+    backend, handle = attach(Functions(store))
     assert not backend.batch_io(handle, lookup()).ok.any()
-    backend.release(handle)
-    # Its handles may be anything, also what looks like a store.
-    backend, full = attach(Functions(Full()))
-    backend.release(full)
-    assert full.calls == []
-    assert not backend.touches
+    with pytest.raises(PluginError, match="has no close"):
+        attach(Functions({}))
 
 
-def test_functions_that_declare_peers_have_the_hooks_for_them() -> None:
-    with pytest.raises(ContractViolation, match="kvdock_endpoint"):
-        attach(Functions({}, peers=Support.NATIVE))
-
-
-def test_the_hooks_of_a_listing_are_those_that_are_answered() -> None:
-    hooks = attach(Objects(Full(), **ALL))[0].plugin.implemented
-    assert {"kvdock_batch_io", "kvdock_touch", "kvdock_withdraw"} <= hooks
-    assert "kvdock_touch" not in attach(Objects(Plain()))[0].plugin.implemented
+def test_the_hooks_of_a_listing_are_the_plugins_own() -> None:
+    own = attach(Objects(Full(), **ALL))[0].plugin.implemented
+    assert own == {"kvdock_manifest", "kvdock_register_pool"}
+    more = attach(Functions(Plain()))[0].plugin.implemented - own
+    assert more == {"kvdock_batch_io", "kvdock_key_suffix"}

@@ -27,7 +27,7 @@ from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Manifest, Support
-from kvdock.plugin.store import MEMBERS, PoolStore, StoreWrapper
+from kvdock.plugin.store import PoolStore, StoreWrapper
 from kvdock.plugin.wrapper import build_wrappers, find_wrapper, wrapped_plugin
 from kvdock.pools.shard import Shard
 from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
@@ -77,16 +77,57 @@ def wrapped(plugin: object, *notes: Notes) -> tuple[Backend, Any]:
     return backend, backend.register_pool(POOL, region, AttachConfig())
 
 
-def test_a_wrapper_passes_on_exactly_what_its_inner_store_has() -> None:
+def test_a_wrapper_that_knows_all_members_fits_around_any_store() -> None:
     for store, declared in ((Plain(), {}), (Full(), ALL)):
-        inner: Any = store
-        outer = Noted(inner, [])
-        for member in MEMBERS:
-            there = getattr(inner, member, None) is not None
-            assert (getattr(outer, member, None) is not None) == there, member
         backend, handle = wrapped(Objects(store, **declared), Notes())
-        assert backend.touches == bool(declared)
+        assert bool(backend.manifest.touch) == bool(declared)
         assert backend.batch_io(handle, lookup()).ok.all()
+        handle.close()
+        assert store.calls[-1] == "close"
+
+
+class Stranger:
+    """A wrapper that knows nothing of kvdock but the members of a store."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.batches = inner, 0
+
+    def run(self, batch: Any) -> Any:
+        self.batches += 1
+        return self.inner.run(batch)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def touch(self, keys: Any) -> None:
+        self.inner.touch(keys)
+
+    def removed(self, limit: int) -> Any:
+        return self.inner.removed(limit)
+
+    def capacity(self) -> Any:
+        return self.inner.capacity()
+
+    @property
+    def peers(self) -> Any:
+        return self.inner.peers
+
+
+def test_a_strangers_wrapper_needs_nothing_but_the_members_of_a_store() -> None:
+    class Strange(Notes):
+        def wrap(self, inner: Any, _: object, region: Any, *__: object) -> Any:
+            return Stranger(inner.open(region))
+
+    for store, declared in ((Plain(), {}), (Full(), ALL)):
+        backend, handle = wrapped(Objects(store, **declared), Strange())
+        assert backend.batch_io(handle, lookup()).ok.all()
+        assert handle.batches == 1
+        if declared:
+            handle.touch(["a"])
+            assert handle.removed(3) == ["gone-3"]
+            assert handle.peers.endpoint() == b"here"
+        handle.close()
+        assert store.calls[-1] == "close"
 
 
 def test_the_store_is_called_through_all_wrappers_and_closed_once() -> None:
@@ -94,30 +135,32 @@ def test_the_store_is_called_through_all_wrappers_and_closed_once() -> None:
     backend, handle = wrapped(Objects(store, **ALL), inner, outer)
     assert backend.calls_stores
     backend.batch_io(handle, lookup())
-    backend.touch(handle, ["a"])
+    handle.touch(["a"])
     assert inner.found == outer.found == ["exists", "touch"]
-    assert backend.removed(handle, 2) == ("gone-2",)
-    assert backend.endpoint(handle) == b"here"
+    assert handle.removed(2) == ["gone-2"]
+    assert handle.peers.endpoint() == b"here"
     one = np.ones((1, 1), np.int64)
     send = Batch(Operation.SEND, ["0"], one, one, remote=one, peer="peer")
     assert not backend.batch_io(handle, send).ok.any()
-    backend.release(handle)
+    handle.close()
     assert store.calls[-1] == "close"
     assert store.calls.count("close") == 1
 
 
-def test_a_plugin_of_functions_is_wrapped_as_well() -> None:
-    handle_of_the_plugin = {"a": 1}
+def test_a_plugin_that_does_its_batches_in_a_hook_is_wrapped_as_well() -> None:
     notes = Notes()
-    backend, handle = wrapped(Functions(handle_of_the_plugin), notes)
+    backend, handle = wrapped(Functions(Full(), **ALL), notes)
     # `Functions` asserts that it is handed what it returned.
     assert not backend.batch_io(handle, lookup()).ok.any()
-    backend.release(handle)
+    handle.close()
     assert notes.found == ["exists"]
     assert backend.manifest.zero_copy is Support.EMULATED
+    one = np.ones((1, 1), np.int64)
+    send = Batch(Operation.SEND, ["0"], one, one, remote=one, peer="peer")
+    assert backend.batch_io(handle, send).outcomes.tolist() == [Outcome.ABSENT]
 
 
-def test_pages_of_a_plugin_of_functions_pass_its_wrapper() -> None:
+def test_a_route_says_what_is_wrapped() -> None:
     shelf, notes = Shelf(), Notes()
     plugin = wrapped_plugin(shelf.backend().plugin, [("notes", notes)])
     dock = Dock({"shelf": Backend(plugin)})

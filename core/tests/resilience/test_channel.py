@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
+from shelf import Engine, Shelf, ShelfPool, attention, hashes, hasty, patient, until
 from stalls import timed
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
@@ -229,7 +229,7 @@ class Slow(Shelf):
 
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
+    ) -> ShelfPool:
         self.go_on.wait(60)
         return super().kvdock_register_pool(pool, region, config)
 
@@ -250,7 +250,7 @@ class Broken(Shelf):
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
+    ) -> ShelfPool:
         del pool, region, config
         raise PermissionError("no way in")
 
@@ -265,7 +265,7 @@ class Quitter(Shelf):
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
+    ) -> ShelfPool:
         del pool, region, config
         raise SystemExit(3)
 

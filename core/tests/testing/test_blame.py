@@ -28,8 +28,8 @@ class Plugin(reference.MemoryReference):
         return self.suffixes(pool, shard)
 
     @hookimpl
-    def kvdock_batch_io(self, handle, batch):
-        return self.run(handle, self.checked(batch))
+    def kvdock_batch_io(self, store, batch):
+        return self.run(store, self.checked(batch))
 
     def checked(self, batch):
         if batch.operation == "get":

@@ -153,15 +153,10 @@ def test_an_old_plugin_still_runs_when_optional_hooks_and_arguments_are_added(
     def kvdock_key_suffix(pool: Any) -> tuple[str, ...]:
         return (f".{pool.name}",)
 
-    @hookimpl
-    def kvdock_batch_io(batch: Any) -> Any:
-        return batch
-
     for hook in (
         kvdock_manifest,
         kvdock_register_pool,
         kvdock_key_suffix,
-        kvdock_batch_io,
     ):
         setattr(module, hook.__name__, hook)
     plugins, problems = loading.load_all([candidate()])

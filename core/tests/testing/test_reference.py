@@ -31,8 +31,8 @@ class TestMemory(BackendContract):
 
 
 @pytest.mark.slow
-class TestStores(BackendContract):
-    plugin = "store_reference:plugin"
+class TestHooks(BackendContract):
+    plugin = "reference:hooks"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:

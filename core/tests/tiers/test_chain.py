@@ -561,7 +561,7 @@ class Refused(Shelf):
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
+    ) -> NoReturn:
         del pool, region, config
         raise AttachError("the mount is gone")
 

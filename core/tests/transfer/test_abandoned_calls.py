@@ -23,6 +23,7 @@ from kvdock.errors import KvdockError
 from kvdock.resilience.channel import MemoryUse
 
 if TYPE_CHECKING:
+    from kvdock.plugin.store import PoolStore
     from kvdock.resilience.executor import Job
 
 
@@ -200,7 +201,9 @@ def test_what_an_abandoned_call_claims_to_have_read_is_a_miss(
         channel = cache["kv"].channel
         run, ends = channel.io, []
 
-        def held(job: Job, handle: object, batch: Batch, use: MemoryUse) -> BatchResult:
+        def held(
+            job: Job, handle: PoolStore, batch: Batch, use: MemoryUse
+        ) -> BatchResult:
             use.held = True
             ends.append(use.release)
             return run(job, handle, batch, MemoryUse())

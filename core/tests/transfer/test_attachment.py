@@ -259,8 +259,9 @@ def test_a_backend_gets_no_more_keys_at_once_than_it_takes(
         assert cache.exists(names).best == 7
         assert cache.get(names, engine.where(range(8, 15))).pages == 7
         assert max(map(len, engine.shelf.calls)) == limit
-        cache.pools_by_name["kv"].channel.background.delete_corrupt(
-            "kv", "kv", list(engine.shelf.objects)
+        kv = cache.pools_by_name["kv"]
+        kv.channel.background.delete_corrupt(
+            kv.handle, "kv", list(engine.shelf.objects)
         )
         assert cache.wait_idle(60)
         assert max(map(len, engine.shelf.calls)) == limit

@@ -12,7 +12,6 @@ from shelf import Engine, Shelf, attention, draft, hashes, indexer, patient, unt
 from stalls import Taken
 
 from kvdock.batch import Batch, Outcome
-from kvdock.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     import pytest
@@ -28,12 +27,11 @@ class Leisurely(Shelf):
     begun: threading.Event = attrs.field(factory=threading.Event)
     go_on: threading.Event = attrs.field(factory=threading.Event)
 
-    @hookimpl
-    def kvdock_release(self, handle: str) -> None:
+    def close(self, pool: str) -> None:
         self.begun.set()
         assert self.go_on.wait(60)
         time.sleep(0.05)
-        self.released.append(handle)
+        self.released.append(pool)
 
 
 def test_no_call_begins_once_a_pool_is_being_released() -> None:
@@ -84,9 +82,8 @@ def test_two_that_close_at_once_release_every_pool() -> None:
 
 
 class Leaving(Shelf):
-    @hookimpl
-    def kvdock_release(self, handle: str) -> None:
-        self.released.append(handle)
+    def close(self, pool: str) -> None:
+        self.released.append(pool)
         raise SystemExit(1)
 
 

@@ -51,9 +51,8 @@ class Holding(Shelf):
             ):
                 memory_at(at, size)[:] = b"\xdd" * size
 
-    @hookimpl
-    def kvdock_release(self, handle: str) -> None:
-        self.released.append(handle)
+    def close(self, pool: str) -> None:
+        self.released.append(pool)
         if self.ends_with_release:
             for hold in self.holds:
                 hold.release()

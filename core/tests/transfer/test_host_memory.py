@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import pytest
-from shelf import PAGES, Shelf, attention, hashes, hasty, patient, until
+from shelf import PAGES, Shelf, ShelfPool, attention, hashes, hasty, patient, until
 
 from kvdock import (
     AttachConfig,
@@ -81,16 +81,15 @@ class Bringer(Shelf):
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
+    ) -> ShelfPool:
         for block in region.blocks if self.wants else ():
             if not any(_holds(piece, block.address) for piece in self.pieces):
                 raise KvdockError("memory of another process")
         return super().kvdock_register_pool(pool, region, config)
 
-    @hookimpl
-    def kvdock_release(self, handle: str) -> None:
+    def close(self, pool: str) -> None:
         self.order.append("pool")
-        super().kvdock_release(handle)
+        super().close(pool)
 
 
 def _holds(piece: Brought, address: int) -> bool:

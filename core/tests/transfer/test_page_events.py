@@ -11,7 +11,6 @@ from shelf import Engine, Shelf, attention, hashes, patient, states, until
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock.events import PageEvent, PageHomes
-from kvdock.plugin.hookspecs import hookimpl
 from kvdock.transfer import page_events
 
 if TYPE_CHECKING:
@@ -30,14 +29,13 @@ class Evicting(Shelf):
     def __attrs_post_init__(self) -> None:
         self.go_on.set()
 
-    @hookimpl
-    def kvdock_removed(self, handle: str, limit: int) -> Sequence[str]:
+    def removed(self, pool: str, limit: int) -> Sequence[str]:
         self.limits.append(limit)
         self.go_on.wait(60)
         if self.fails:
             raise RuntimeError("no idea")
         self.tracked |= set(self.objects)
-        gone = {key for key in self.tracked if f".{handle}" in key} - set(self.objects)
+        gone = {key for key in self.tracked if f".{pool}" in key} - set(self.objects)
         self.tracked -= gone
         return sorted(gone)
 

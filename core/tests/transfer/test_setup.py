@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 import pytest
-from shelf import Shelf, attention, draft
+from shelf import Shelf, ShelfPool, attention, draft
 
 from kvdock.config.core import (
     CallSettings,
@@ -41,10 +41,9 @@ class Listener(Shelf):
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
+    ) -> ShelfPool:
         self.configs.append(config)
-        self.regions[pool.name] = region
-        return pool.name
+        return super().kvdock_register_pool(pool, region, config)
 
 
 def configs(process: str = "", *, trial: bool = False) -> list[AttachConfig]:

@@ -10,7 +10,6 @@ import pytest
 from shelf import Engine, Shelf, attention, hashes, patient, states, until
 
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import hookimpl
 from kvdock.resilience import background
 
 
@@ -25,9 +24,8 @@ class Young(Shelf):
     def __attrs_post_init__(self) -> None:
         self.go_on.set()
 
-    @hookimpl
-    def kvdock_touch(self, handle: str, keys: Sequence[str]) -> None:
-        self.used.append((handle, keys))
+    def touch(self, pool: str, keys: Sequence[str]) -> None:
+        self.used.append((pool, keys))
         self.go_on.wait(60)
         if self.fails:
             raise RuntimeError("no such notion")

@@ -24,9 +24,9 @@ from kvdock.events import requested_by
 from kvdock.journal import Cause, explain, read_journal
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.namespace import Namespace
+from kvdock.plugin.discovery import BrokenPlugin
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock.plugin.manifest import Support
-from kvdock.plugin.validation import ContractViolation
 from kvdock.plugin.wrapper import InnerStore
 from kvdock.stores import verify_object
 from kvdock.wrappers import key_ring, seal
@@ -514,7 +514,7 @@ def test_a_store_is_verified_without_keys(keys: Path) -> None:
 
 
 def test_a_plugin_cannot_say_of_itself_that_it_seals() -> None:
-    with pytest.raises(ContractViolation, match="which only wrappers do"):
+    with pytest.raises(BrokenPlugin, match="which only wrappers do"):
         plugin_of(Objects(Full(), sealed=True), "obj")
 
 

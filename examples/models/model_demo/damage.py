@@ -124,7 +124,7 @@ def _harming(
         try:
             yield Hand(backend, handle, memory).harm
         finally:
-            backend.release(handle)
+            handle.close()
     finally:
         lent.give_back()
 

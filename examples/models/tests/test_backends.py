@@ -29,7 +29,7 @@ def dock_of(**manifests: tuple[Scope, type | None]) -> Dock:
         name: SimpleNamespace(
             manifest=Manifest(
                 name=name,
-                api=1,
+                api=2,
                 summary="a test",
                 kinds={PoolKind.MHA: KindSupport()},
                 durability=durability,

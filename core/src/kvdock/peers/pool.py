@@ -15,14 +15,15 @@ from kvdock.errors import AttachError, KvdockError, did_you_mean
 from kvdock.peers.digests import PageDigests
 from kvdock.peers.landing import LandingArea
 from kvdock.peers.messages import Offer
+from kvdock.plugin.store import endpoint_of
 from kvdock.pools.enums import Per
 
 if TYPE_CHECKING:
     from kvdock.geometry.grid import Grid
     from kvdock.peers.keys import MessageKeys
     from kvdock.peers.messages import Epoch
-    from kvdock.plugin.backend import Backend
     from kvdock.plugin.manifest import Manifest
+    from kvdock.plugin.store import PeerMemory
     from kvdock.transfer.attached_pool import AttachedPool
 
 log = logging.getLogger("kvdock")
@@ -102,9 +103,9 @@ class PeerPool:
         # Two threads must not open two endpoints.
         with self._lock:
             if not self._endpoint:
-                backend, handle = self._backend, self.attached.handle
+                memory, name = self._memory, self.attached.backend
                 self._endpoint = self.call(
-                    "offer", lambda: backend.endpoint(handle), deadline_s
+                    "offer", lambda: endpoint_of(memory, name), deadline_s
                 )
             return self._endpoint
 
@@ -128,14 +129,12 @@ class PeerPool:
 
     def withdraw(self, deadline_s: float) -> bool:
         """Close the endpoint; return whether nothing can land after that."""
-        if "kvdock_withdraw" not in self._backend.plugin.implemented:
-            return False
-        backend, handle = self._backend, self.attached.handle
+        memory = self._memory
         with self._lock:
             self._endpoint = b""
             try:
                 return self.call(
-                    "withdraw", lambda: backend.withdraw(handle), deadline_s
+                    "withdraw", lambda: memory.withdraw() is True, deadline_s
                 )
             except KvdockError as error:
                 log.warning("%s", error)
@@ -143,28 +142,25 @@ class PeerPool:
 
     def connect(self, endpoint: bytes, deadline_s: float) -> object:
         """Connect to a peer's pool."""
-        backend, handle = self._backend, self.attached.handle
+        memory = self._memory
 
         def late(peer: object) -> None:
-            if "kvdock_disconnect" in backend.plugin.implemented:
-                backend.disconnect(handle, peer)
+            memory.disconnect(peer)
 
         return self.call(
             "connect to a peer of",
-            lambda: backend.connect(handle, endpoint, deadline_s),
+            lambda: memory.connect(endpoint, deadline_s),
             deadline_s,
             late,
         )
 
     def disconnect(self, peer: object, deadline_s: float) -> bool:
         """End a connection; return whether nothing lands at the peer after that."""
-        if "kvdock_disconnect" not in self._backend.plugin.implemented:
-            return False
-        backend, handle = self._backend, self.attached.handle
+        memory = self._memory
         try:
             return self.call(
                 "disconnect a peer of",
-                lambda: backend.disconnect(handle, peer),
+                lambda: memory.disconnect(peer) is True,
                 deadline_s,
             )
         except KvdockError as error:
@@ -172,20 +168,20 @@ class PeerPool:
             return False
 
     @property
-    def _backend(self) -> Backend:
-        return self.attached.channel.backend
+    def _memory(self) -> PeerMemory:
+        return self.attached.handle.peers
 
     def call(
         self,
         what: str,
-        hook: Callable[[], T],
+        method: Callable[[], T],
         deadline_s: float,
         late: Callable[[T], None] = lambda _: None,
     ) -> T:
-        """Call a hook within a deadline."""
+        """Call a method of the store within a deadline."""
         channel = self.attached.channel
         return channel.call_attach(
-            self.attached.pool, hook, late, what=what, deadline_s=deadline_s
+            self.attached.pool, method, late, what=what, deadline_s=deadline_s
         )
 
     def check_peer(self, offer: Offer) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.instances import add_instances as add_instances
     from kvdock.plugin.instances import named_instances as named_instances
     from kvdock.plugin.loading import LoadedPlugin as LoadedPlugin
+    from kvdock.plugin.loading import accept as accept
     from kvdock.plugin.loading import load_all as load_all
     from kvdock.plugin.loading import path_of as path_of
     from kvdock.plugin.observer import Observer as Observer

@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.capacity import Capacity
 from kvdock.config.schema import NoSettings, own_settings, structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.plugin import loading, validation
-from kvdock.plugin.hookspecs import (
-    MAX_ENDPOINT_BYTES,
-    AttachConfig,
-    Finding,
-    HostMemory,
-)
+from kvdock.plugin import store as store_hooks
+from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory
 from kvdock.plugin.manifest import Capability, Manifest, Support, Verdict
 from kvdock.plugin.store import check_store
 from kvdock.plugin.validation import OBSERVER_PREFIX
@@ -25,6 +20,7 @@ from kvdock.plugin.validation import OBSERVER_PREFIX
 if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
     from kvdock.geometry.region import Region
+    from kvdock.plugin.store import WholeStore
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
 
@@ -166,24 +162,25 @@ class Backend:
 
     def register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> object:
-        """Hand it a pool's memory; return its handle.
+    ) -> WholeStore:
+        """Hand it a pool's memory; return the pool's store.
 
         Raises:
-            PluginError: If that is a store which does not fit the manifest.
+            PluginError: If that does not fit the manifest.
             KvdockError: If it rejects the pool.
         """
-        handle = self.plugin.hooks.kvdock_register_pool(
+        plugin = self.plugin
+        store: WholeStore = plugin.hooks.kvdock_register_pool(
             pool=pool, region=region, config=config
         )
-        own = self.plugin.implemented - self.plugin.defaults
+        wrapped = bool(plugin.wrapped_by)
         try:
-            check_store(handle, self.manifest, own)
+            check_store(store, self.manifest, plugin.implemented, wrapped=wrapped)
         except PluginError:
             with contextlib.suppress(Exception):  # a plugin's code
-                self.release(handle)
+                store.close()
             raise
-        return handle
+        return store
 
     def key_suffix(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
         """Ask how it ends the keys of a page's objects."""
@@ -192,7 +189,7 @@ class Backend:
         )
         return (found,) if isinstance(found, str) else tuple(found)
 
-    def batch_io(self, handle: object, batch: Batch) -> BatchResult:
+    def batch_io(self, store: object, batch: Batch) -> BatchResult:
         """Run one batch and hold the answer against it.
 
         Raises:
@@ -200,10 +197,10 @@ class Backend:
         """
         from kvdock.batch import validate_result  # noqa: PLC0415 - numpy, 65 ms
 
-        return validate_result(batch, self.batch_hook()(handle=handle, batch=batch))
+        return validate_result(batch, self.batch_hook()(store=store, batch=batch))
 
     def batch_hook(self) -> Callable[..., object]:
-        """Return what takes `handle` and `batch`, and answers unchecked.
+        """Return what takes `store` and `batch`, and answers unchecked.
 
         Where no observer wraps the hook it is the plugin's own function: the
         relay costs each batch two microseconds and three frames. An observer
@@ -213,86 +210,14 @@ class Backend:
         hook = self.plugin.hooks.kvdock_batch_io
         implementations = hook.get_hookimpls()
         takes = {name for one in implementations for name in one.argnames}
-        alone = len(implementations) == 1 and takes == {"handle", "batch"}
+        alone = len(implementations) == 1 and takes == {"store", "batch"}
         function: Callable[..., object] = implementations[0].function if alone else hook
         return function
 
     @property
     def calls_stores(self) -> bool:
         """Return whether nothing stands between a batch and the store that runs it."""
-        hook = self.batch_hook()
-        return "kvdock_batch_io" in self.plugin.defaults and (
-            hook is not self.plugin.hooks.kvdock_batch_io
-        )
-
-    def capacity(self, handle: object) -> Capacity | None:
-        """Ask how full its store is; None where it does not say.
-
-        Raises:
-            TypeError: If the answer is not a `Capacity`.
-        """
-        found = self.plugin.hooks.kvdock_capacity(handle=handle)
-        if found is not None and not isinstance(found, Capacity):
-            raise TypeError(
-                f"kvdock_capacity returned {found!r}, which is not a Capacity"
-            )
-        return found
-
-    @property
-    def touches(self) -> bool:
-        """Return whether it orders objects by use, and is told of the engine's uses."""
-        return "kvdock_touch" in self.plugin.implemented
-
-    def touch(self, handle: object, keys: Sequence[str]) -> None:
-        """Call `kvdock_touch`: these objects are in use."""
-        self.plugin.hooks.kvdock_touch(handle=handle, keys=keys)
-
-    @property
-    def tracks_removal(self) -> bool:
-        """Return whether it reports which of its objects are no longer there."""
-        return "kvdock_removed" in self.plugin.implemented
-
-    def removed(self, handle: object, limit: int) -> tuple[str, ...]:
-        """Ask which stored objects are no longer there."""
-        return tuple(self.plugin.hooks.kvdock_removed(handle=handle, limit=limit))
-
-    def endpoint(self, handle: object) -> bytes:
-        """Open a pool's memory to peers; return what they need to reach it.
-
-        Raises:
-            KvdockError: If it cannot, or the answer is no endpoint.
-        """
-        found = self.plugin.hooks.kvdock_endpoint(handle=handle)
-        if not isinstance(found, bytes) or len(found) > MAX_ENDPOINT_BYTES:
-            what = f"{len(found)} bytes" if isinstance(found, bytes) else repr(found)
-            raise PluginError(
-                f"kvdock_endpoint of {self.name} returned {what}",
-                fix=f"It returns at most {MAX_ENDPOINT_BYTES} bytes.",
-            )
-        return found
-
-    def connect(self, handle: object, endpoint: bytes, deadline_s: float) -> object:
-        """Connect to a peer's pool.
-
-        Raises:
-            KvdockError: If it is not reached.
-        """
-        return self.plugin.hooks.kvdock_connect(
-            handle=handle, endpoint=endpoint, deadline_s=deadline_s
-        )
-
-    def disconnect(self, handle: object, peer: object) -> bool:
-        """End a connection; return whether nothing lands at the peer after it."""
-        hook = self.plugin.hooks.kvdock_disconnect
-        return hook(handle=handle, peer=peer) is True
-
-    def withdraw(self, handle: object) -> bool:
-        """Close a pool's memory to peers; return whether nothing lands after it."""
-        return self.plugin.hooks.kvdock_withdraw(handle=handle) is True
-
-    def release(self, handle: object) -> None:
-        """Call `kvdock_release`: a pool has ended."""
-        self.plugin.hooks.kvdock_release(handle=handle)
+        return self.batch_hook() is store_hooks.kvdock_batch_io
 
 
 def run_probe(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...]:

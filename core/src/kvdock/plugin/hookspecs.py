@@ -1,7 +1,7 @@
-"""The hooks: fifteen for backend plugins, and one for observers.
+"""The hooks: seven for backend plugins, and one for observers.
 
-Where a plugin has no hook of a kind, the core asks the store that
-`kvdock_register_pool` returned: see `kvdock.plugin.store`.
+What a backend does for one attached pool are methods of the store that
+`kvdock_register_pool` returns: see `kvdock.plugin.store`.
 
 Hooks run per load, per pool and per batch, never per page or per key. All of
 them are first-result hooks on a plugin manager of their own backend, so one
@@ -25,10 +25,10 @@ from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
-    from kvdock.capacity import Capacity
     from kvdock.events import Event, Origin
     from kvdock.geometry.region import Region
     from kvdock.plugin.manifest import Capability, Manifest, Verdict
+    from kvdock.plugin.store import PoolStore
     from kvdock.pools.spec import PoolSpec
 
 PROJECT = "kvdock"
@@ -39,12 +39,6 @@ _LABEL = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})?")
 
 REQUIRED = ("kvdock_manifest", "kvdock_register_pool")
 """Hooks that every plugin has; the others may be left out."""
-
-PEER_HOOKS = ("kvdock_endpoint", "kvdock_connect")
-"""Hooks of a plugin that declares `peers` and runs batches itself."""
-
-MAX_ENDPOINT_BYTES = 64 << 10
-"""Most bytes of an endpoint: it travels with an engine's messages."""
 
 
 @attrs.frozen
@@ -216,16 +210,15 @@ def kvdock_allocate(nbytes: int, config: AttachConfig) -> HostMemory | None:
 @hookspec(firstresult=True)
 def kvdock_register_pool(
     pool: PoolSpec, region: Region, config: AttachConfig
-) -> object:
+) -> PoolStore:
     """Prepare to move pages of a pool.
 
     Called once per pool on the thread that attaches, before any batch. The
-    region's memory stays where it is until `kvdock_release`.
+    region's memory stays where it is until the store is closed.
 
     Returns:
-        A store (`kvdock.plugin.PoolStore`), or any other handle of a plugin that
-        has `kvdock_batch_io` itself. Client state lives in it or in
-        `config.shared`, not in the module.
+        A store, with the members that the manifest declares. Client state lives in
+        it or in `config.shared`, not in the module.
 
     Raises:
         KvdockError: To reject the pool, with the reason.
@@ -253,178 +246,16 @@ def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
 
 
 @hookspec(firstresult=True)
-def kvdock_batch_io(handle: object, batch: Batch) -> BatchResult:
+def kvdock_batch_io(store: PoolStore, batch: Batch) -> BatchResult:
     """Do one batch.
 
-    Called from any thread, several at a time. Raises only for a defect: what
-    fails for a key is that key's outcome.
-
-    Once it has returned, nothing touches the batch's memory and no reference
-    to it is kept, after a timeout or an error either: the engine uses that
-    memory for other pages at once. A transfer that cannot be cancelled has to
-    be waited for, past the deadline if need be. Only where a client library may
-    still move bytes of a transfer that it has given up, the result has a
-    `MemoryHold`, which keeps that memory reserved. The backend releases it once
-    that is ruled out, at the latest when the last handle of the client is
-    released.
-
-    For a SEND the same holds for the peer's memory: once the result is returned
-    without a `MemoryHold`, no byte of this batch can land there any more, whatever
-    the outcomes. On that word the receiver uses its slots for other requests. OK
-    for a row says that it is whole in the peer's memory. Rows of a peer that is
-    dead are UNAVAILABLE at once.
-
-    Ends by `batch.deadline_s`; keys that are not done by then are TIMEOUT. The
-    core enforces it by abandoning the call: its caller gets misses in time, the
-    memory stays reserved until the call has returned, and the backend is cut
-    off for a while. A client library that waits while it holds Python's global
-    interpreter lock defeats every deadline, those of other backends and of the
-    engine too; call such a library in another process.
+    Called from any thread, several at a time. Most plugins leave it out: then the
+    core calls the store's `run`, whose rules hold here as well, or for a SEND the
+    `send` of its `peers`. A plugin that has this hook answers every batch in it, and
+    its stores need no `run`.
 
     Returns:
         One outcome per key, in the order of the keys.
-    """
-    raise NotImplementedError
-
-
-@hookspec(firstresult=True)
-def kvdock_touch(handle: object, keys: Sequence[str]) -> None:
-    """Count objects as used now, so that others are evicted before them.
-
-    Called in the background, one call at a time, for pages that an engine
-    serves from memory of its own and so does not load. A backend that does not
-    order its objects by use, or would need I/O for each key, leaves it out.
-
-    Args:
-        handle: The pool's handle.
-        keys: In the order of the prefix, `max_batch_keys` at most. Those that
-            are not there count for nothing.
-    """
-    raise NotImplementedError
-
-
-@hookspec(firstresult=True)
-def kvdock_release(handle: object) -> None:
-    """Release a pool.
-
-    Called once per handle when an attachment ends, after its last batch.
-    """
-    raise NotImplementedError
-
-
-# --- Send: straight to a peer's memory ---------------------------------------
-
-
-@hookspec(firstresult=True)
-def kvdock_endpoint(handle: object) -> bytes:
-    """Open a pool's memory to peers; return what they need to reach it.
-
-    Called when an engine offers the pool for the first time, and again after
-    `kvdock_withdraw`. Before that, nothing listens and no peer may write. From then
-    on a peer that is connected may write anywhere in the region that was
-    registered for this handle, and nowhere else. A manifest that declares
-    `peers` has this hook and `kvdock_connect`.
-
-    Returns:
-        Opaque bytes for the same backend in another process, at most
-        `MAX_ENDPOINT_BYTES`.
-
-    Raises:
-        KvdockError: If it cannot be opened, with the reason.
-    """
-    raise NotImplementedError
-
-
-@hookspec(firstresult=True)
-def kvdock_connect(handle: object, endpoint: bytes, deadline_s: float) -> object:
-    """Connect to the memory of a peer's pool.
-
-    Called once per pool and peer; several batches use the connection at once.
-
-    Nothing may be written, here or later, unless the receiver of this very endpoint is
-    there: after `kvdock_withdraw`, or in a process that was restarted, another endpoint
-    may have the same address, and its memory belongs to other requests. That holds for
-    a connection that the library opens again by itself as well.
-
-    Args:
-        handle: The pool's handle on this side, whose memory is read.
-        endpoint: What `kvdock_endpoint` returned there. It came over a network:
-            nothing in it is trusted.
-        deadline_s: When to give up, on `time.monotonic()`'s clock.
-
-    Returns:
-        The plugin's own peer, for `Batch.peer`.
-
-    Raises:
-        KvdockError: If the peer is not reached by the deadline, with the reason.
-    """
-    raise NotImplementedError
-
-
-@hookspec(firstresult=True)
-def kvdock_disconnect(handle: object, peer: object) -> bool:
-    """End a connection to a peer.
-
-    Called once per connection, on the side that sends, when no batch uses it. Not
-    called for a peer whose last batch has not ended; `kvdock_release` ends those.
-
-    Returns:
-        Whether nothing that was sent on it can land at the peer after this. False
-        where the library does not guarantee that.
-    """
-    raise NotImplementedError
-
-
-@hookspec(firstresult=True)
-def kvdock_withdraw(handle: object) -> bool:
-    """Close a pool's memory to its peers, which may be in the middle of a batch.
-
-    Called on the side that receives, while a sender's state is not known and its
-    slots are needed. Deregistering memory is not enough: bytes of a transfer that
-    has begun may land after it. Senders get UNAVAILABLE, now or with their
-    next batch.
-
-    Where the connections belong to several pools of one attachment, it may close
-    all of them; the core then withdraws each before it offers one again.
-
-    Returns:
-        Whether no byte of any peer can land in this pool's memory after this
-        returned, of what has begun or of what an old endpoint begins. False where the
-        library does not guarantee that: the slots then stay held.
-    """
-    raise NotImplementedError
-
-
-# --- Look: now and then ------------------------------------------------------
-
-
-@hookspec(firstresult=True)
-def kvdock_capacity(handle: object) -> Capacity | None:
-    """Return how full the store is.
-
-    Called between batches on its own thread, at most once in
-    `calls.capacity_interval`, and only if an observer is installed. Backends that
-    cannot know it leave it out.
-
-    Returns:
-        What is used and what may be used, of all that shares one limit; or
-        None if it is not known now.
-    """
-    raise NotImplementedError
-
-
-@hookspec(firstresult=True)
-def kvdock_removed(handle: object, limit: int) -> Sequence[str]:
-    """Return the keys of stored objects that are no longer there.
-
-    Called on its own thread, for an engine that has asked for page events: once
-    when the pool is attached, and then now and then. The first call begins to
-    keep track of what this handle stores; a key is reported once. Costs no I/O
-    for each key. Backends that cannot know it leave it out.
-
-    Args:
-        handle: The pool's handle.
-        limit: How many keys to keep track of; the oldest are forgotten first.
     """
     raise NotImplementedError
 

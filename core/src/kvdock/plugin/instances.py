@@ -19,12 +19,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
-import pluggy
 
 from kvdock.errors import SettingsError, did_you_mean
-from kvdock.plugin import hookspecs
 from kvdock.plugin.discovery import LoadStage, PluginProblem, install_hint
 from kvdock.plugin.manifest import BACKEND_NAME
+from kvdock.plugin.store import hook_manager
 from kvdock.plugin.validation import OBSERVER_PREFIX
 from kvdock.plugin.wrapper import build_wrappers, wrapped_plugin
 
@@ -95,8 +94,7 @@ def add_instances(
 
 def instance_of(plugin: LoadedPlugin, name: str) -> LoadedPlugin:
     """Return a plugin once more, under another name and without observers."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = hook_manager()
     for one, registered in plugin.manager.list_name_plugin():
         if not one.startswith(OBSERVER_PREFIX):
             manager.register(registered, name=one)

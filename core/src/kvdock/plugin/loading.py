@@ -76,7 +76,11 @@ def load_each(
 
 def load_one(candidate: Candidate) -> LoadedPlugin:
     """Import one backend, and check what it declares; raise BrokenPlugin if unfit."""
-    plugin = import_entry_point(candidate)
+    return accept(import_entry_point(candidate), candidate)
+
+
+def accept(plugin: object, candidate: Candidate) -> LoadedPlugin:
+    """Check what a plugin declares; raise BrokenPlugin if it is unfit."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             accepted = validate_plugin(plugin, candidate.name, candidate.distribution)

@@ -20,10 +20,10 @@ from kvdock.errors import ManifestError
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 from kvdock.validators import Validators
 
-API_VERSION = 1
+API_VERSION = 2
 """Number of the newest contract between the core and a plugin."""
 
-OLDEST_API_VERSION = 1
+OLDEST_API_VERSION = 2
 """Number of the oldest contract that this core still keeps."""
 
 _LIMITS = (
@@ -279,8 +279,8 @@ class Manifest:
             there before it writes, so that changed bytes are found corrupt. A
             pool is staged for an engine that uses pages again at once, unless
             both grades can be relied on.
-        peers: Writes rows of memory into a peer's memory, with the
-            hooks `kvdock_endpoint` and `kvdock_connect` and `Operation.SEND`.
+        peers: Writes rows of memory into a peer's memory: the member `peers` of its
+            stores, and `Operation.SEND`.
         integrity: Verifies length and content of what it returns.
         eviction: Makes room by itself when it is full.
         touch: Evicts by use, and counts objects as used when it is told so. This

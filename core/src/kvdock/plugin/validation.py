@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
-import pluggy
 
 from kvdock.errors import ManifestError, did_you_mean
 from kvdock.plugin import hookspecs
 from kvdock.plugin.discovery import LoadStage
 from kvdock.plugin.manifest import API_VERSION, OLDEST_API_VERSION, Manifest
-from kvdock.plugin.store import default_hooks, returns_stores
+from kvdock.plugin.store import add_defaults, hook_manager
+
+if TYPE_CHECKING:
+    import pluggy
 
 _LISTENS = "kvdock_observe"
 """The hook of observers that wraps nothing."""
 
 OBSERVER_PREFIX = "observer:"
 """How a plugin manager's names of observers begin."""
-
-DEFAULTS = "defaults:kvdock"
-"""How a plugin manager calls the hooks that the core answers."""
 
 
 class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, never reaches a user
@@ -45,14 +43,12 @@ class ValidatedPlugin:
 
     Args:
         manager: Its hooks, and those that the core answers in its place.
-        implemented: The hooks that are answered.
-        defaults: Those of them that the core answers.
+        implemented: Its own hooks.
     """
 
     manifest: Manifest
     manager: pluggy.PluginManager = attrs.field(repr=False)
     implemented: frozenset[str]
-    defaults: frozenset[str] = frozenset()
 
 
 def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPlugin:
@@ -63,34 +59,27 @@ def validate_plugin(plugin: object, name: str, distribution: str) -> ValidatedPl
             "Point the entry point at a module or at an instance.",
             LoadStage.IMPORT,
         )
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = hook_manager()
     try:
         own = _marked(manager, plugin)
         manifest = _manifest(plugin, name, distribution, own)
         _check_promises(manifest, own)
         _check_hooks(manager, plugin, own)
         manager.register(plugin, name=name)
-        defaults = default_hooks(manifest, frozenset(own))
-        manager.register(SimpleNamespace(**defaults), name=DEFAULTS)
+        add_defaults(manager, own)
         manager.check_pending()
     except ContractViolation:
         raise
     except Exception as error:
         raise _strange(error) from error
-    added = frozenset(defaults)
     return ValidatedPlugin(
-        manifest=manifest,
-        manager=manager,
-        implemented=added | own.keys(),
-        defaults=added,
+        manifest=manifest, manager=manager, implemented=frozenset(own)
     )
 
 
 def check_observer(observer: object) -> None:
     """Check that an object only wraps hooks of backends, and listens."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = hook_manager()
     try:
         own = _wrapping(manager, observer)
         _check_names(manager, own)
@@ -232,12 +221,6 @@ def _check_promises(manifest: Manifest, own: Mapping[str, str]) -> None:
         raise ContractViolation(
             "its manifest declares sealed, which only wrappers do",
             "Leave it out: the wrapper 'seal' seals pages on any backend.",
-        )
-    lacking = [name for name in hookspecs.PEER_HOOKS if name not in own]
-    if manifest.peers and lacking and not returns_stores(frozenset(own)):
-        raise ContractViolation(
-            "its manifest declares peers, and it has no " + " and no ".join(lacking),
-            "Add the hooks, or declare peers=Support.NO.",
         )
 
 

@@ -15,47 +15,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
-import pluggy
 
 from kvdock.errors import SettingsError
-from kvdock.plugin import hookspecs
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import list_entry_points
 from kvdock.plugin.extension import Extension
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.plugin.manifest import Support
-from kvdock.plugin.store import (
-    MEMBERS,
-    STORE_METHODS,
-    PeerMemory,
-    PoolStore,
-    check_store,
-    default_hooks,
-)
-from kvdock.plugin.validation import DEFAULTS, OBSERVER_PREFIX
+from kvdock.plugin.store import StoreWrapper, add_defaults, hook_manager
+from kvdock.plugin.validation import OBSERVER_PREFIX
 
 if TYPE_CHECKING:
+    import pluggy
+
     from kvdock.batch import Batch, BatchResult
     from kvdock.geometry.region import Region
     from kvdock.plugin.hookspecs import AttachConfig, HostMemory
     from kvdock.plugin.loading import LoadedPlugin
     from kvdock.plugin.manifest import Manifest
+    from kvdock.plugin.store import PoolStore, WholeStore
     from kvdock.pools.spec import PoolSpec
 
 WRAPPERS_GROUP = "kvdock.wrappers"
-
-_BEFORE = (
-    "kvdock_probe",
-    "kvdock_check_capability",
-    "kvdock_allocate",
-    "kvdock_key_suffix",
-)
-"""Hooks that are called before there is a store: they stay the plugin's."""
-
-_OPENING = frozenset({"kvdock_manifest", "kvdock_register_pool", *_BEFORE})
 
 
 @attrs.frozen(eq=False)
@@ -91,7 +74,7 @@ class Wrapping(Protocol):
         `region` is the memory that the core moves pages from and to.
 
         Returns:
-            The store; see `StoreWrapper`.
+            A store, as `kvdock_register_pool` returns; see `StoreWrapper`.
         """
 
 
@@ -140,31 +123,20 @@ def build_wrappers(given: object, *, where: str) -> tuple[tuple[str, Wrapping], 
 def wrapped_plugin(
     plugin: LoadedPlugin, wrappings: Sequence[tuple[str, Wrapping]]
 ) -> LoadedPlugin:
-    """Return a plugin whose stores have others around them.
-
-    The plugin may be of either form, and is not observed yet.
-    """
-    inner = _declared(plugin)
-    manifest = inner
+    """Return a plugin that is not observed yet, with stores around its stores."""
+    manifest = plugin.manifest
     for _, wrapping in wrappings:
         manifest = wrapping.manifest(manifest)
-    own = plugin.implemented - plugin.defaults
-    before = set(_BEFORE) & own
-    if not manifest.host_allocator:
-        before.discard("kvdock_allocate")  # a wrapper asks for what it needs
 
     @hookimpl
     def kvdock_manifest() -> Manifest:
         return manifest
 
     def open_plain(pool: PoolSpec, config: AttachConfig, region: Region) -> PoolStore:
-        handle = plugin.hooks.kvdock_register_pool(
-            pool=pool, region=region, config=config
-        )
-        check_store(handle, plugin.manifest, own)
-        # A store that answers everything itself needs no hook between.
-        store = handle if own <= _OPENING else _HookStore(plugin, handle)
-        return cast("PoolStore", store)
+        store = Backend(plugin).register_pool(pool, region, config)
+        if "kvdock_batch_io" in plugin.implemented:
+            return _RunByHook(store, plugin)
+        return store
 
     @hookimpl
     def kvdock_register_pool(
@@ -178,21 +150,21 @@ def wrapped_plugin(
         return opened(region)
 
     hooks: dict[str, Callable[..., object]] = {
-        "kvdock_manifest": kvdock_manifest,
-        "kvdock_register_pool": kvdock_register_pool,
-        **{name: _function(plugin, name) for name in sorted(before)},
+        name: _function(plugin, name)
+        for name in plugin.implemented - {"kvdock_batch_io"}
     }
-    defaults = default_hooks(manifest, frozenset(hooks))
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    if not manifest.host_allocator:
+        hooks.pop("kvdock_allocate", None)  # a wrapper asks for what it needs
+    hooks["kvdock_manifest"] = kvdock_manifest
+    hooks["kvdock_register_pool"] = kvdock_register_pool
+    manager = hook_manager()
     manager.register(SimpleNamespace(**hooks), name=plugin.candidate.name)
-    manager.register(SimpleNamespace(**defaults), name=DEFAULTS)
+    add_defaults(manager, hooks)
     return attrs.evolve(
         plugin,
         manifest=manifest,
         manager=manager,
-        implemented=frozenset(hooks) | frozenset(defaults),
-        defaults=frozenset(defaults),
+        implemented=frozenset(hooks),
         wrapped_by=(*plugin.wrapped_by, *(name for name, _ in wrappings)),
     )
 
@@ -207,64 +179,34 @@ def _open_around(
     return wrapping.wrap(inner, pool, region, config)
 
 
-def _declared(plugin: LoadedPlugin) -> Manifest:
-    """Return a manifest that also declares what a plugin only has hooks for."""
-    found: dict[str, Any] = {
-        name: Support.NATIVE
-        for name in ("touch", "removed", "capacity")
-        if f"kvdock_{name}" in plugin.implemented and not getattr(plugin.manifest, name)
-    }
-    return attrs.evolve(plugin.manifest, **found)
-
-
 def _function(plugin: LoadedPlugin, hook: str) -> Callable[..., object]:
     """Return a plugin's own function for a hook."""
     caller: pluggy.HookCaller = getattr(plugin.hooks, hook)
-    (one,) = [
-        one
-        for one in caller.get_hookimpls()
-        if not one.plugin_name.startswith(OBSERVER_PREFIX)
+    (own,) = [
+        implementation
+        for implementation in caller.get_hookimpls()
+        if not implementation.plugin_name.startswith(OBSERVER_PREFIX)
     ]
-    return one.function
+    return own.function
 
 
-class _HookStore:
-    """The store that a plugin's hooks and one of its handles are together."""
+class _RunByHook(StoreWrapper):
+    """The store of a plugin that does its batches in `kvdock_batch_io`."""
 
-    def __init__(self, plugin: LoadedPlugin, handle: object) -> None:
-        self._hooks, self._handle = plugin.hooks, handle
-        self._releases = "kvdock_release" in plugin.implemented
-        for hook, member in STORE_METHODS.items():
-            if member in MEMBERS and hook in plugin.implemented:
-                setattr(self, member, self._calling(hook))
-        self.peers: PeerMemory | None = None
+    def __init__(self, inner: WholeStore, plugin: LoadedPlugin) -> None:
+        super().__init__(inner)
+        self._hook = plugin.hooks.kvdock_batch_io
         if plugin.manifest.peers:
-            calls = {
-                name: self._calling(f"kvdock_{name}")
-                for name in ("endpoint", "connect", "disconnect", "withdraw")
-            }
-            made: Any = SimpleNamespace(**calls, send=self.run)
-            self.peers = made
-
-    def _calling(self, hook: str) -> Callable[..., Any]:
-        """Return what calls a hook, with its arguments in their order."""
-        caller = getattr(self._hooks, hook)
-        names = getattr(hookspecs, hook).__code__.co_varnames
-
-        def call(*arguments: object) -> object:
-            given = dict(zip(names, (self._handle, *arguments), strict=False))
-            return caller(**given)
-
-        return call
+            peers = inner.peers
+            self.peers = SimpleNamespace(
+                endpoint=peers.endpoint,
+                connect=peers.connect,
+                disconnect=peers.disconnect,
+                withdraw=peers.withdraw,
+                send=self.run,
+            )
 
     def run(self, batch: Batch) -> BatchResult:
         """Do one batch."""
-        done: BatchResult = self._hooks.kvdock_batch_io(
-            handle=self._handle, batch=batch
-        )
-        return done
-
-    def close(self) -> None:
-        """Release the handle, if that is something to the plugin."""
-        if self._releases:
-            self._hooks.kvdock_release(handle=self._handle)
+        result: BatchResult = self._hook(store=self.inner, batch=batch)
+        return result

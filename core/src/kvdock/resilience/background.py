@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray
     from kvdock.config.core import CoreSettings
     from kvdock.plugin.backend import Backend
+    from kvdock.plugin.store import WholeStore
     from kvdock.resilience.executor import DeadlineExecutor
 
 
@@ -74,7 +75,7 @@ class BackgroundTasks:
         self._touch_quota = ConcurrencyQuota(1)
         self._removal_quota = ConcurrencyQuota(1)
         self._poll_quota = ConcurrencyQuota(1)
-        polled = notify is not None and "kvdock_capacity" in backend.plugin.implemented
+        polled = notify is not None and bool(backend.manifest.capacity)
         self._poll_at_s = time.monotonic() if polled else math.inf
 
     def close(self) -> None:
@@ -219,9 +220,10 @@ class BackgroundTasks:
             error,
         )
 
-    def touch(self, handle: object, pages: int, keys: KeyBuilder) -> bool:
+    def touch(self, handle: WholeStore, pages: int, keys: KeyBuilder) -> bool:
         """Note the use of pages; return whether that will be passed on."""
-        if self._closed or self._executor.guard.forked or not self._backend.touches:
+        touches = self._backend.manifest.touch
+        if self._closed or self._executor.guard.forked or not touches:
             return False
         if not self._touches.add(handle, pages, keys):
             return False
@@ -236,7 +238,7 @@ class BackgroundTasks:
             step = self._max_keys or max(1, len(names))
             for start in range(0, len(names), step):
                 try:
-                    self._backend.touch(handle, names[start : start + step])
+                    handle.touch(names[start : start + step])
                 except Exception as error:  # noqa: BLE001 - plugin code
                     what = (
                         f"backend {self._backend.name}: noting which pages are used: "
@@ -244,7 +246,7 @@ class BackgroundTasks:
                     self._log.warning("touch", what + describe_error(error), error)
 
     def poll_removed(
-        self, handle: object, limit: int, report: Callable[[Sequence[str]], None]
+        self, handle: WholeStore, limit: int, report: Callable[[Sequence[str]], None]
     ) -> None:
         """Ask which stored objects are gone, unless the backend is being asked.
 
@@ -256,14 +258,14 @@ class BackgroundTasks:
 
         def poll() -> None:
             try:
-                report(self._backend.removed(handle, limit))
+                report(handle.removed(limit))
             except Exception as error:  # noqa: BLE001 - plugin code
                 what = f"backend {self._backend.name}: asked what it has removed: "
                 self._log.warning("removed", what + describe_error(error), error)
 
         self._executor.spawn(self._removal_quota, poll)
 
-    def poll_capacity(self, handle: object) -> None:
+    def poll_capacity(self, handle: WholeStore) -> None:
         """Ask the backend how full its store is, if a poll is due."""
         if time.monotonic() < self._poll_at_s or self._closed:
             return
@@ -278,19 +280,20 @@ class BackgroundTasks:
     def _schedule_poll(self) -> None:
         self._poll_at_s = time.monotonic() + self._core.calls.capacity_interval
 
-    def _run_poll(self, handle: object) -> None:
+    def _run_poll(self, handle: WholeStore) -> None:
         name = self._backend.name
+        filled = None
         try:
-            found = self._backend.capacity(handle)
+            capacity = handle.capacity()
+            if capacity is not None:
+                level = attrs.asdict(capacity, recurse=False)
+                filled = StoreFilled(backend=name, **level)
         except Exception as error:  # noqa: BLE001 - plugin code
             what = f"backend {name}: asked how full it is: {describe_error(error)}"
             self._log.warning("capacity", what, error)
-            found = None
         self._schedule_poll()
-        if found is not None and self._notify is not None:
-            self._notify(
-                StoreFilled(backend=name, **attrs.asdict(found, recurse=False))
-            )
+        if filled is not None and self._notify is not None:
+            self._notify(filled)
 
 
 KeyBuilder = Callable[[], Sequence[str]]
@@ -307,9 +310,9 @@ class PendingTouches:
         self._limit = limit
         self._lock = threading.Lock()
         self._pages = 0
-        self._waiting: deque[tuple[object, int, KeyBuilder]] = deque()
+        self._waiting: deque[tuple[WholeStore, int, KeyBuilder]] = deque()
 
-    def add(self, handle: object, pages: int, keys: KeyBuilder) -> bool:
+    def add(self, handle: WholeStore, pages: int, keys: KeyBuilder) -> bool:
         """Add pages of a pool; return False if too many wait."""
         with self._lock:
             if self._pages + pages > self._limit:
@@ -318,8 +321,8 @@ class PendingTouches:
             self._waiting.append((handle, pages, keys))
         return True
 
-    def pop(self) -> tuple[object, KeyBuilder] | None:
-        """Return the pool's handle and the keys of the pages that wait longest."""
+    def pop(self) -> tuple[WholeStore, KeyBuilder] | None:
+        """Return the pool's store and the keys of the pages that wait longest."""
         with self._lock:
             if not self._waiting:
                 return None

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from kvdock.geometry.region import Region
     from kvdock.plugin.backend import Backend
     from kvdock.plugin.hookspecs import AttachConfig
+    from kvdock.plugin.store import PoolStore, WholeStore
     from kvdock.pools.spec import PoolSpec
 
 log = logging.getLogger("kvdock")
@@ -244,7 +245,7 @@ class BackendChannel:
 
     def register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> Any:  # noqa: ANN401 - the plugin's handle
+    ) -> WholeStore:
         """Register a pool's memory within its deadline.
 
         Raises:
@@ -425,7 +426,7 @@ class BackendChannel:
 
     def call(
         self,
-        handle: object,
+        handle: PoolStore,
         batch: Batch,
         job: Job | None = None,
         use: MemoryUse | None = None,
@@ -433,7 +434,7 @@ class BackendChannel:
         """Run a batch as a call of its own; one outcome for each key, by its deadline.
 
         Args:
-            handle: The pool's handle.
+            handle: The pool's store.
             batch: What to do, with a deadline; no more keys than the backend
                 takes at once.
             job: That of the larger call that it belongs to.
@@ -460,7 +461,9 @@ class BackendChannel:
             return BatchResult.all(batch, outcome)
         return result
 
-    def io(self, job: Job, handle: object, batch: Batch, use: MemoryUse) -> BatchResult:
+    def io(
+        self, job: Job, handle: PoolStore, batch: Batch, use: MemoryUse
+    ) -> BatchResult:
         """Run one batch of a job, on its thread; one outcome for each key.
 
         Raises:
@@ -485,9 +488,9 @@ class BackendChannel:
         )
         try:
             if self._calls_stores and batch.remote is None:
-                answer = handle.run(batch)  # type: ignore[attr-defined] # a PoolStore
+                answer = handle.run(batch)
             else:  # what sends to a peer finds its own way
-                answer = self._batch_hook(handle=handle, batch=batch)
+                answer = self._batch_hook(store=handle, batch=batch)
         except Exception as error:  # noqa: BLE001 - plugin code
             answer = error
         except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
@@ -670,14 +673,14 @@ class BackendChannel:
                 )
                 self._log.warning("closing", what, error)
 
-    def _release(self, handle: object) -> None:
+    def _release(self, handle: PoolStore) -> None:
         try:
-            self.backend.release(handle)
+            handle.close()
         except Exception as error:  # noqa: BLE001 - plugin code
             self._log.warning(
                 "release", f"backend {self.name} failed to release a pool", error
             )
 
-    def _release_late(self, handle: object) -> None:
+    def _release_late(self, handle: PoolStore | None) -> None:
         if handle is not None:
             self._release(handle)

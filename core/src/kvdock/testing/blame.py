@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock.plugin.store import STORE_METHODS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from kvdock.plugin.backend import Backend
 
 _USUAL = "kvdock_batch_io"
-_AROUND_BATCHES = ("kvdock_register_pool", "kvdock_release")
 
 
 @attrs.define(eq=False)
@@ -50,7 +47,8 @@ class Blame:
         """Note which hook is called."""
         # Batches may go to the plugin's function without the relay, and those
         # of a test come after its pool was registered.
-        self.last = _USUAL if hook_name in _AROUND_BATCHES else hook_name
+        opens = hook_name == "kvdock_register_pool"
+        self.last = _USUAL if opens else hook_name
 
     def after(self, outcome: pluggy.Result[object], hook_name: str, *_: object) -> None:
         """Note the store of a pool that was registered."""
@@ -72,9 +70,9 @@ class Blame:
 
     def hook(self, name: str) -> str:
         """Return where the plugin answers a hook, or its store does, or ""."""
-        if name in self.backend.plugin.defaults:
-            method = getattr(type(self.store), STORE_METHODS.get(name, ""), None)
-            return _place(method, STORE_METHODS[name]) if method else ""
+        if name not in self.backend.plugin.implemented:
+            run = getattr(type(self.store), "run", None)
+            return _place(run, "run") if run and name == _USUAL else ""
         caller: Any = getattr(self.backend.plugin.hooks, name, None)
         for implementation in caller.get_hookimpls() if caller else ():
             if implementation.wrapper or implementation.hookwrapper:

@@ -7,7 +7,6 @@ back: no breaker, no retry and no second check hides what the plugin did.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.geometry.region import Region
     from kvdock.plugin.backend import Backend
+    from kvdock.plugin.store import WholeStore
     from kvdock.pools.enums import PoolKind
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.plan import Route
@@ -72,7 +72,7 @@ class Setup:
     region: Region
     staging: npt.NDArray[np.uint8] | None
     suffixes: tuple[str, ...]
-    handle: Any
+    store: WholeStore
     own: tuple[int, int]
     bring: Bring = attrs.field(repr=False)
     lent: list[HostMemory] = attrs.field(repr=False)
@@ -114,7 +114,7 @@ class Setup:
         """
         patience_s = self.scale.seconds(PATIENCE_S)
         result = self.watchdog.run(
-            lambda: self.backend.batch_io(self.handle, batch),
+            lambda: self.backend.batch_io(self.store, batch),
             min(batch.remaining_s(), patience_s) + self.scale.seconds(HANG_S),
             f"a call of {batch.operation} with {len(batch)} keys and "
             f"{min(batch.remaining_s(), patience_s):.3g} s to its deadline",
@@ -284,9 +284,9 @@ class Setup:
         if self.attached:
             self.attached = False
             patience_s = self.scale.seconds(PATIENCE_S)
-            release = partial(self.backend.release, self.handle)
-            self.handle = None
-            self.watchdog.run(release, patience_s, "kvdock_release")
+            close = self.store.close
+            del self.store  # a plugin may watch who still uses it
+            self.watchdog.run(close, patience_s, "close()")
             self.give_back()
 
     def give_back(self) -> None:
@@ -437,7 +437,7 @@ class Harness:
             region=region,
             staging=rows,
             suffixes=self.backend.key_suffix(pool, config.shard),
-            handle=self.backend.register_pool(pool, registered, config),
+            store=self.backend.register_pool(pool, registered, config),
             own=(0, pages),
             bring=bring,
             lent=lent,

@@ -58,14 +58,14 @@ class Oracle:
         raise NotImplementedError("remove")
 
     def failing(
-        self, handle: object, part: str, fails: Fails
+        self, store: object, part: str, fails: Fails
     ) -> AbstractContextManager[None]:
-        """Let writes of a handle's store fail with EIO while a block runs.
+        """Let writes of a pool's store fail with EIO while a block runs.
 
         For backends that keep files.
 
         Args:
-            handle: What `kvdock_register_pool` returned.
+            store: What `kvdock_register_pool` returned.
             part: "data" for the bytes of objects, "index" for what says where they
                 lie.
             fails: Called once for each object that is written, with a name of the

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kvdock.geometry.region import Region
     from kvdock.pays.curves import LoadCurve
     from kvdock.plugin.manifest import Scope
+    from kvdock.plugin.store import WholeStore
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
     from kvdock.resilience.executor import Job
@@ -133,8 +134,8 @@ class AttachedPool:
         return self.nearest.channel
 
     @property
-    def handle(self) -> object:
-        """The handle that the nearest backend returned for the pool."""
+    def handle(self) -> WholeStore:
+        """The store that the nearest backend returned for the pool."""
         return self.nearest.handle
 
     @property

@@ -25,6 +25,7 @@ from kvdock.plugin.hookspecs import Finding
 from kvdock.resilience.channel import MemoryUse
 
 if TYPE_CHECKING:
+    from kvdock.plugin.store import PoolStore
     from kvdock.resilience.channel import BackendChannel
     from kvdock.transfer.staging import StagingBuffer, StagingBuffers
 
@@ -45,7 +46,7 @@ class HealthCheck:
 
     pool: str
     channel: BackendChannel
-    handle: object = attrs.field(repr=False)
+    handle: PoolStore = attrs.field(repr=False)
     keys: tuple[str, ...]
     stored: StagingBuffer | None = attrs.field(repr=False)
     loaded: StagingBuffer | None = attrs.field(repr=False)
@@ -54,7 +55,7 @@ class HealthCheck:
     def of(
         cls,
         channel: BackendChannel,
-        handle: object,
+        handle: PoolStore,
         keys: tuple[str, str, tuple[str, ...]],
         staging: StagingBuffers | None,
     ) -> HealthCheck:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.config.tiers import Tier
     from kvdock.geometry.region import Region
+    from kvdock.plugin.store import WholeStore
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
     from kvdock.resilience.executor import Job
@@ -75,7 +76,7 @@ class Placement:
 
     pool: PoolSpec
     channel: BackendChannel
-    handle: object = attrs.field(repr=False)
+    handle: WholeStore = attrs.field(repr=False)
     namespace: str
     suffixes: tuple[str, ...]
     region: Region = attrs.field(repr=False)
@@ -138,7 +139,7 @@ class Placement:
     @property
     def reports_removal(self) -> bool:
         """Return whether its backend reports which stored pages are gone."""
-        return self.channel.backend.tracks_removal
+        return bool(self.channel.backend.manifest.removed)
 
     @property
     def object_bytes(self) -> Int64Array:

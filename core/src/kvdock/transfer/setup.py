@@ -503,7 +503,7 @@ def _start(placement: Placement, core: CoreSettings) -> None:
         # The first call begins to keep track of what is stored.
         channel.call_attach(
             placement.pool,
-            lambda: channel.backend.removed(handle, core.page_events),
+            lambda: handle.removed(core.page_events),
             lambda _: None,
         )
     channel.background.set_health_check(placement.health_check.run)

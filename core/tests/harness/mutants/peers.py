@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from peer_reference import PeerHandle, Receiver
 
-from kvdock.plugin.hookspecs import hookimpl
 from mutants.mutant import PeerMutant
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ class FreedTooEarly(PeerMutant):
     image_of = "deregistered memory taken for a fence: late UCX writes still landed"
     caught_by = "test_nothing_lands_once_an_endpoint_is_said_to_be_closed"
 
-    @hookimpl
-    def kvdock_withdraw(self, handle: PeerHandle) -> bool:
+    def withdraw(self, handle: PeerHandle) -> bool:
         """Close nothing."""
         del handle
         return True
@@ -133,5 +131,5 @@ class OpenedAgain(PeerMutant):
         except OSError:
             assert self._last is not None
             own, endpoint = cast("PeerHandle", handle), self._last.endpoint
-            again = self.kvdock_connect(own, endpoint, batch.deadline_s)
+            again = self.connect(own, endpoint, batch.deadline_s)
             return super().send(handle, again, batch)

@@ -333,8 +333,7 @@ class ReleaseClosesAll(MemoryMutant):
         super().__init__()
         self.closed = False
 
-    @hookimpl
-    def kvdock_release(self, handle: Handle) -> None:
+    def close(self, handle: Handle) -> None:
         """Close the client."""
         del handle
         self.closed = True
@@ -366,8 +365,7 @@ class FolderThatForgets(FolderMutant):
     image_of = "an index that is written every 60 s and lost with its process"
     caught_by = "test_pages_outlive_the_process_that_stored_them"
 
-    @hookimpl
-    def kvdock_release(self, handle: Handle) -> None:
+    def close(self, handle: Handle) -> None:
         """Clean up too well."""
         for key in handle.shelf.names():
             handle.shelf.remove(key)
@@ -391,8 +389,7 @@ class WrittenOnRelease(FolderMutant):
             self.kept[settings.root] = _Late(blobs, folder=folder)
         return self.kept[settings.root]
 
-    @hookimpl
-    def kvdock_release(self, handle: Handle) -> None:
+    def close(self, handle: Handle) -> None:
         """Write at last."""
         late = handle.shelf
         assert isinstance(late, _Late)
@@ -586,8 +583,7 @@ class CapacityOfTheDisk(MemoryMutant):
     image_of = "statvfs under a quota: a full store is a thousandth full"
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
-    @hookimpl
-    def kvdock_capacity(self, handle: Handle) -> Capacity:
+    def capacity(self, handle: Handle) -> Capacity:
         """Count right, and report another limit."""
         return Capacity(handle.shelf.used(), 1 << 40)
 

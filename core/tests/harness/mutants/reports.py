@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from reference import sealed
 
 from kvdock.capacity import Capacity
-from kvdock.plugin.hookspecs import hookimpl
 from mutants.mutant import MemoryMutant
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ class UseIgnored(MemoryMutant):
     image_of = "a store that counts loads alone evicts the system prompt first"
     caught_by = "test_pages_that_an_engine_uses_stay_while_others_are_evicted"
 
-    @hookimpl
-    def kvdock_touch(self, handle: Handle, keys: Sequence[str]) -> None:
+    def touch(self, handle: Handle, keys: Sequence[str]) -> None:
         """Do nothing."""
 
 
@@ -33,8 +31,7 @@ class UseMakesPages(MemoryMutant):
     image_of = "an LRU map that is filled on use: keys without bytes are found"
     caught_by = "test_use_of_pages_that_are_not_there_counts_for_nothing"
 
-    @hookimpl
-    def kvdock_touch(self, handle: Handle, keys: Sequence[str]) -> None:
+    def touch(self, handle: Handle, keys: Sequence[str]) -> None:
         """Make entries."""
         for key in keys:
             if handle.shelf.read(key) is None:
@@ -47,8 +44,7 @@ class RemovalsRepeated(MemoryMutant):
     image_of = "a router drops pages that an engine has stored again meanwhile"
     caught_by = "test_removed_pages_are_reported_once_and_others_never"
 
-    @hookimpl
-    def kvdock_removed(self, handle: Handle, limit: int) -> Sequence[str]:
+    def removed(self, handle: Handle, limit: int) -> Sequence[str]:
         """Forget nothing."""
         handle.track_limit = limit
         return [key for key in handle.tracked if handle.shelf.read(key) is None]
@@ -72,8 +68,7 @@ class RoomOfOnePool(MemoryMutant):
     image_of = "a gauge per pool: full disks that look half empty"
     caught_by = "test_room_that_is_reported_is_that_of_all_pools_of_a_store"
 
-    @hookimpl
-    def kvdock_capacity(self, handle: Handle) -> Capacity:
+    def capacity(self, handle: Handle) -> Capacity:
         """Count what this handle keeps track of."""
         blobs = [handle.shelf.read(key) for key in handle.tracked]
         return Capacity(sum(len(blob) for blob in blobs if blob), handle.quota_bytes)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from reference import CHECK_BYTES, DictShelf
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.plugin.hookspecs import hookimpl
 from mutants.mutant import FolderMutant, MemoryMutant
 
 if TYPE_CHECKING:
@@ -81,8 +80,7 @@ class RemovalTooEarly(MemoryMutant):
     image_of = "events of eviction that are sent before the page is evicted"
     caught_by = "test_no_tier_reports_a_removal_too_early"
 
-    @hookimpl
-    def kvdock_removed(self, handle: Handle, limit: int) -> Sequence[str]:
+    def removed(self, handle: Handle, limit: int) -> Sequence[str]:
         """Report the oldest half."""
         handle.track_limit = limit
         gone = list(handle.tracked)[: len(handle.tracked) // 2]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
-import pluggy
 
 from kvdock import (
     API_VERSION,
@@ -28,11 +26,10 @@ from kvdock import (
     Support,
     hookimpl,
 )
-from kvdock.keys import key_suffixes
-from kvdock.plugin import Candidate, LoadedPlugin, hookspecs
+from kvdock.plugin import Candidate, accept
 
 if TYPE_CHECKING:
-    from kvdock import PoolSpec, Region, Shard
+    from kvdock import PoolSpec, Region
 
 HANGS_S = 60.0
 """How long a call hangs, unless a test lets it go on."""
@@ -79,17 +76,14 @@ class Odd:
     @hookimpl
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> str:
-        del region, config
-        return pool.name
+    ) -> Odd:
+        del pool, region, config
+        return self
 
-    @hookimpl
-    def kvdock_key_suffix(self, pool: PoolSpec, shard: Shard) -> Sequence[str]:
-        return key_suffixes(pool, shard)
+    def close(self) -> None:
+        """Keep what is stored."""
 
-    @hookimpl
-    def kvdock_batch_io(self, handle: str, batch: Batch) -> BatchResult:
-        del handle
+    def run(self, batch: Batch) -> BatchResult:
         self.calls[batch.operation] += 1
         if self.hangs:
             self.go_on.wait(HANGS_S)
@@ -124,16 +118,7 @@ class Odd:
 
 def dock(plugin: Odd) -> Dock:
     """Load just this plugin."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    manager.register(plugin)
-    loaded: Any = LoadedPlugin(
-        candidate=Candidate(
-            name="odd", value="odd:plugin", distribution="tests", version="0"
-        ),
-        manifest=plugin.kvdock_manifest(),
-        path=__file__,
-        manager=manager,
-        implemented=frozenset(one for one in dir(plugin) if one.startswith("kvdock_")),
+    candidate = Candidate(
+        name="odd", value="odd:plugin", distribution="tests", version="0"
     )
-    return Dock({"odd": Backend(loaded)})
+    return Dock({"odd": Backend(accept(plugin, candidate))})

@@ -32,7 +32,7 @@ class Settings:
 def kvdock_manifest():
     return Manifest(
         name="lmdb_example",
-        api=1,
+        api=2,
         summary="pages in LMDB",
         kinds=KindSupport.of_every_kind(),
         zero_copy=Support.NATIVE,

@@ -8,7 +8,7 @@ from kvdock import KindSupport, Manifest, PoolKind, hookimpl
 @hookimpl
 def kvdock_manifest():
     kinds = dict.fromkeys([PoolKind.MHA, PoolKind.MLA], KindSupport())
-    return Manifest(name="minimal", api=1, summary="pages in a dict", kinds=kinds)
+    return Manifest(name="minimal", api=2, summary="pages in a dict", kinds=kinds)
 
 
 @hookimpl

@@ -34,7 +34,7 @@ class Settings:
 def kvdock_manifest():
     return Manifest(
         name="redis_example",
-        api=1,
+        api=2,
         summary="pages in Redis",
         kinds=KindSupport.of_every_kind(),
         zero_copy=Support.NATIVE,

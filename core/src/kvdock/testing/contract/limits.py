@@ -109,7 +109,7 @@ class LimitTests:
     def _fill_level_is_true(self, setup: Setup, there: int) -> None:
         """Compare what a full store reports with the pages that it has."""
         reports = setup.backend.manifest.capacity
-        level = setup.backend.capacity(setup.handle) if reports else None
+        level = setup.store.capacity() if reports else None
         if level is None or not level.limit_bytes:
             return
         nbytes = there * PAGE_BYTES

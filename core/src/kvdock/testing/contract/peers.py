@@ -14,6 +14,7 @@ import pytest
 
 from kvdock.batch import Batch, Outcome
 from kvdock.errors import KvdockError
+from kvdock.plugin.store import endpoint_of
 from kvdock.testing.cases import claimed, contract_test
 
 if TYPE_CHECKING:
@@ -37,17 +38,15 @@ class Pair:
 
     def connect(self, endpoint: bytes = b"") -> None:
         """Connect the first pool to an endpoint, that of the second one by default."""
-        endpoint = endpoint or self.far.backend.endpoint(self.far.handle)
+        far = self.far
+        endpoint = endpoint or endpoint_of(far.store.peers, far.backend.name)
         deadline_s = self.near.until(_CONNECT_S)
-        self.peers.append(
-            self.near.backend.connect(self.near.handle, endpoint, deadline_s)
-        )
+        self.peers.append(self.near.store.peers.connect(endpoint, deadline_s))
 
     def disconnect(self) -> None:
-        """End all connections, where there is a hook for that."""
-        if "kvdock_disconnect" in self.near.backend.plugin.implemented:
-            for peer in self.peers:
-                self.near.backend.disconnect(self.near.handle, peer)
+        """End all connections."""
+        for peer in self.peers:
+            self.near.store.peers.disconnect(peer)
 
     def send(
         self, local: Int64Array, remote: Int64Array, sizes: Int64Array
@@ -152,12 +151,10 @@ class PeerTests:
         self, harness: Harness
     ) -> None:
         with paired(harness) as pair:
-            if "kvdock_withdraw" not in pair.far.backend.plugin.implemented:
-                pytest.skip("it has no kvdock_withdraw")
             near, source = block_of(pair.near)
             far, target = block_of(pair.far)
             source[:], target[:] = 7, 0
-            if not pair.far.backend.withdraw(pair.far.handle):
+            if pair.far.store.peers.withdraw() is not True:
                 pytest.skip("it does not say that nothing lands afterwards")
             outcomes = pair.send(np.array([near]), np.array([far]), np.array([8]))
             assert (outcomes != Outcome.OK).all(), "a closed endpoint took a row"
@@ -176,17 +173,15 @@ class PeerTests:
         self, harness: Harness
     ) -> None:
         with paired(harness) as pair:
-            if "kvdock_withdraw" not in pair.far.backend.plugin.implemented:
-                pytest.skip("it has no kvdock_withdraw")
             near, _ = block_of(pair.near)
             far, target = block_of(pair.far)
             rows = np.array([near]), np.array([far]), np.array([8])
-            old = pair.far.backend.endpoint(pair.far.handle)
-            if not pair.far.backend.withdraw(pair.far.handle):
+            old = pair.far.store.peers.endpoint()
+            if pair.far.store.peers.withdraw() is not True:
                 pytest.skip("it does not say that nothing lands afterwards")
             # From here on its pages are another request's, and so is the endpoint.
             target[:] = 3
-            pair.far.backend.endpoint(pair.far.handle)
+            pair.far.store.peers.endpoint()
             found = [pair.send(*rows)]
             with suppress(KvdockError):
                 pair.connect(old)
@@ -217,4 +212,4 @@ class PeerTests:
         setup = harness.plain()
         for endpoint in (b"", b"no endpoint", b"\xff" * 64):
             with pytest.raises(KvdockError):
-                setup.backend.connect(setup.handle, endpoint, setup.until(1.0))
+                setup.store.peers.connect(endpoint, setup.until(1.0))

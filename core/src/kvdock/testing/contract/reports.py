@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock.batch import Outcome
+from kvdock.capacity import Capacity
 from kvdock.testing.cases import claimed, contract_test
 from kvdock.testing.samples import page_hashes
 
@@ -32,10 +33,10 @@ then."""
 def removed_soon(setup: Setup, wanted: int) -> list[str]:
     """Ask which keys are gone, until there are as many as wanted, for a moment."""
     deadline = setup.until(SOON_S)
-    found = list(setup.backend.removed(setup.handle, TRACKED))
+    found = list(setup.store.removed(TRACKED))
     while len(found) < wanted and time.monotonic() < deadline:
         time.sleep(0.02)
-        found += setup.backend.removed(setup.handle, TRACKED)
+        found += setup.store.removed(TRACKED)
     return found
 
 
@@ -71,7 +72,7 @@ class ReportTests:
         setup.stored(used)
         setup.stored(other)
         keys = setup.keys(used)
-        flood(setup, other, lambda: setup.backend.touch(setup.handle, keys))
+        flood(setup, other, lambda: setup.store.touch(keys))
         stayed = int(setup.exists(used).sum())
         # Where an order of use is kept by samples, a few may go.
         assert stayed > ROUND // 2, (
@@ -86,8 +87,8 @@ class ReportTests:
         setup = harness.plain()
         there, never = page_hashes(4, "there"), page_hashes(4, "never")
         setup.stored(there)
-        setup.backend.touch(setup.handle, setup.keys([*never, *there, *never]))
-        setup.backend.touch(setup.handle, [])
+        setup.store.touch(setup.keys([*never, *there, *never]))
+        setup.store.touch([])
         assert not setup.exists(never).any(), "a page is found that was never stored"
         setup.loaded(there)
         setup.kept(never)
@@ -97,7 +98,7 @@ class ReportTests:
         self, harness: Harness
     ) -> None:
         setup = harness.plain()
-        setup.backend.removed(setup.handle, TRACKED)
+        setup.store.removed(TRACKED)
         stay, go = page_hashes(4, "stay"), page_hashes(4, "go")
         setup.stored(stay)
         setup.stored(go)
@@ -118,7 +119,7 @@ class ReportTests:
         self, harness: Harness
     ) -> None:
         setup = harness.plain()
-        setup.backend.removed(setup.handle, setup.objects * 2)
+        setup.store.removed(setup.objects * 2)
         pages = page_hashes(6)
         for page in pages:
             setup.stored([page])
@@ -126,7 +127,7 @@ class ReportTests:
         deadline = setup.until(SOON_S)
         found: list[str] = []
         while not found and time.monotonic() < deadline:
-            found += setup.backend.removed(setup.handle, setup.objects * 2)
+            found += setup.store.removed(setup.objects * 2)
         assert found, "removed pages are not reported"
         assert set(found) <= set(setup.keys(pages[-2:])), (
             "the newest pages are those to keep track of"
@@ -138,9 +139,10 @@ class ReportTests:
     ) -> None:
         pools = [harness.any_pool(name=name) for name in ("one", "two")]
         one, two = harness.attach(pools)
-        before = one.backend.capacity(one.handle)
+        before = one.store.capacity()
         if before is None:
             pytest.skip("it does not report how full it is")
+        assert isinstance(before, Capacity), f"capacity() returned {before!r}"
         assert before.used_bytes >= 0
         assert before.limit_bytes >= 0
         pages = page_hashes(16)
@@ -148,7 +150,7 @@ class ReportTests:
         nbytes = sum(stored.nbytes for stored in two.region.objects) * len(pages)
         deadline = two.until(SOON_S)
         while time.monotonic() < deadline:
-            after = one.backend.capacity(one.handle)
+            after = one.store.capacity()
             if after is None or after.used_bytes >= nbytes:
                 break
             time.sleep(0.02)

@@ -63,7 +63,7 @@ class WriteFaultTests:
                 calls += 1
                 return calls % one_in == 0
 
-            with failing(setup.handle, case, fails):
+            with failing(setup.store, case, fails):
                 for turn in range(FAILING_ROUNDS):
                     _round(setup, f"one in {one_in} failing {turn}")
             assert calls >= one_in, f"the oracle saw no write of {case}"
@@ -81,7 +81,7 @@ class WriteFaultTests:
 
         setup = _rig(tight)
         for start in ("first", "second"):  # a restart meets the same place
-            with failing(setup.handle, case, fails):
+            with failing(setup.store, case, fails):
                 short = [
                     turn
                     for turn in range(ROUNDS)
