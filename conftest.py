@@ -31,7 +31,7 @@ def pytest_collection_finish() -> None:
 # Before pytest drops what its `-m` does not name.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make tests of the kit slow that a class repeats after another backend.
+    """Make tests of the kit slow and long that a class repeats after another one.
 
     Raises:
         pytest.UsageError: If a name is of no group and no test of the class.
@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = item.originalname
         if name in repeated or any(name in groups.get(one, ()) for one in repeated):
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ DOCS = Path(__file__).parents[3] / "docs" / "reference"
 
 @pytest.fixture(scope="module")
 def record() -> Record:
+    # Minutes on a busy machine, and it ends by its own deadline: it does not hang.
+    faulthandler.cancel_dump_traceback_later()
     return hunt()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from repeated import OF_REFERENCES
 
 from kvdock.testing import BackendContract
 
@@ -26,13 +27,16 @@ class _Roomy(BackendContract):
         return {"store": str(tmp_path / "small"), "quota_bytes": 1 << 20}
 
 
+@pytest.mark.repeats(*OF_REFERENCES)
 class TestOneKeyAtATime(_Roomy):
     plugin = "narrow:one_key"
 
 
+@pytest.mark.repeats(*OF_REFERENCES)
 class TestSmallStaged(_Roomy):
     plugin = "narrow:small_staged"
 
 
+@pytest.mark.repeats(*OF_REFERENCES)
 class TestTouchedByALook(_Roomy):
     plugin = "narrow:touched"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from reference import FolderShelf, ShelfOracle
+from repeated import OF_REFERENCES, OF_SETTINGS
 from server_reference import ServerOracle
 from shelf_server import Servers, running
 
@@ -31,6 +32,7 @@ class TestMemory(BackendContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_REFERENCES)
 class TestHooks(BackendContract):
     plugin = "reference:hooks"
 
@@ -44,6 +46,7 @@ class TestHooks(BackendContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_REFERENCES)
 class TestOwnMemory(BackendContract):
     plugin = "allocating_reference:plugin"
 
@@ -57,6 +60,7 @@ class TestOwnMemory(BackendContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_REFERENCES)
 class TestPeers(BackendContract):
     plugin = "peer_reference:peers"
 
@@ -86,17 +90,18 @@ class TestFolder(BackendContract):
         return ShelfOracle(FolderShelf(tmp_path))
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folders = [tmp_path_factory.mktemp("shelf") for _ in range(2)]
+    with running(*map(str, folders)) as servers:
+        yield servers
+
+
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestServer(BackendContract):
     plugin = "server_reference:plugin"
-
-    @pytest.fixture
-    def servers(self, tmp_path: Path) -> Iterator[Servers]:
-        folders = [tmp_path / "one", tmp_path / "two"]
-        for folder in folders:
-            folder.mkdir()
-        with running(*map(str, folders)) as servers:
-            yield servers
+    tidy = True
 
     @pytest.fixture
     def config(self, servers: Servers) -> Mapping[str, object]:

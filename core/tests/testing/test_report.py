@@ -183,11 +183,17 @@ def test_a_run_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
 
 
 LYING = """
+import attrs
+from kvdock import PoolKind
 from mutants import stored
 
 
 class Lying(stored.NothingVerified):
     name = "lying"
+
+    def manifest(self):
+        full = super().manifest()
+        return attrs.evolve(full, kinds={PoolKind.MHA: full.kinds[PoolKind.MHA]})
 
 
 plugin = Lying()

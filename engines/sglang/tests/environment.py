@@ -13,42 +13,15 @@ checkout; delete that folder and nothing is left.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import os
-import subprocess
 import sys
-import time
-import venv
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent
-VENV = ROOT / ".venv-sglang"
-PYTHON = VENV / "bin" / "python"
-STAMP = VENV / ".installed"
-WORKSPACE = {
-    "core": "",
-    "segments": "",
-    "plugins/file": "",
-    "plugins/hf3fs": "",
-    "plugins/hicache": "",
-    "plugins/mooncake": "[cpu]",
-    "plugins/nixl": "[cu12]",
-    "plugins/s3": "[demo]",
-    "cli": "",
-    "engines/sglang": "",
-}
-"""Folders of the checkout, and the extras that their tests need."""
-API = ROOT / "engines" / "sglang" / "src" / "kvdock_sglang" / "engine_api.py"
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "harness"))
 
+from engine_environment import EngineEnvironment, tested  # noqa: E402 - found by the path above
 
-def _tested() -> str:
-    """Return the newest tested version: nothing of kvdock is installed yet."""
-    return API.read_text().partition("TESTED = (")[2].partition(")")[0].split('"')[-2]
-
-
-SGLANG = _tested()
+SGLANG = tested("sglang")
 
 CPU = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -74,90 +47,41 @@ if not hasattr(_torch.ops.torchvision, "nms"):
 """
 
 
-def _say(what: str) -> None:
-    sys.stderr.write(f"== {what}\n")
-
-
-def _pip(*arguments: str) -> None:
-    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--no-input"]
-    subprocess.run([*command, "--disable-pip-version-check", *arguments], check=True)
-
-
-def _folders() -> dict[Path, str]:
-    return {
-        ROOT / name: extra
-        for name, extra in WORKSPACE.items()
-        if (ROOT / name / "pyproject.toml").exists()
-    }
-
-
-def _recipe() -> str:
-    """Return a digest of everything that decides what is installed."""
-    digest = hashlib.sha256()
-    digest.update(SGLANG.encode())
-    for path in [HERE / "requirements.txt", Path(__file__)]:
-        digest.update(path.read_bytes())
-    for folder in _folders():
-        digest.update((folder / "pyproject.toml").read_bytes())
-    return digest.hexdigest()
-
-
-def build() -> Path:
-    """Make `.venv-sglang`, or leave it alone if it is as it should be.
-
-    Returns:
-        Its Python.
-    """
-    recipe = _recipe()
-    if STAMP.exists() and STAMP.read_text() == recipe:
-        return PYTHON
-    started = time.monotonic()
-    if not PYTHON.exists():
-        _say(f"making {VENV.name}")
-        venv.create(VENV, with_pip=True)
-    _say(f"installing SGLang {SGLANG} for the CPU: 3.4 GB, a minute and a half")
-    _pip("torch==2.13.0", "transformers==5.19.0", "tokenizers==0.23.2")
-    # Their wheels ask for CUDA builds of torch and of the kernels.
-    _pip("--no-deps", f"sglang=={SGLANG}", "torchvision==0.28.0")
-    _pip("-r", str(HERE / "requirements.txt"))
-    _let_torchvision_load()
-    _say("installing the workspace: " + ", ".join(f.name for f in _folders()))
-    for folder, extra in _folders().items():
-        _pip("-e", f"{folder}{extra}")
-        if folder.name == "mooncake":
-            bring = [str(PYTHON), "-m", "kvdock_mooncake.system_libraries"]
-            subprocess.run(bring, check=True, stdout=sys.stderr)
-    site = next((VENV / "lib").glob("python3*/site-packages"))
-    (site / "kvdock_standin.pth").write_text(f"{HERE / 'standin'}\n")
-    STAMP.write_text(recipe)
-    _say(f"{VENV.name} is ready after {time.monotonic() - started:.0f} s")
-    return PYTHON
-
-
-def _let_torchvision_load() -> None:
-    site = next((VENV / "lib").glob("python3*/site-packages"))
+def _mend(site: Path) -> None:
     module = site / "torchvision" / "_meta_registrations.py"
     text = module.read_text()
     if "kvdock" not in text:
         module.write_text(_VISION + text)
+    (site / "kvdock_standin.pth").write_text(f"{HERE / 'standin'}\n")
 
 
-def main() -> int:
-    """Build, and with --test or --all run the suite."""
-    parser = argparse.ArgumentParser(description="The SGLang test environment.")
-    parser.add_argument("--test", action="store_true", help="run what is not long")
-    parser.add_argument("--all", action="store_true", help="run the whole suite")
-    options, arguments = parser.parse_known_args()
-    python = build()
-    if not (options.test or options.all):
-        sys.stdout.write(f"{python}\n")
-        return 0
-    chosen = [] if options.all else ["-m", "not long"]
-    command = [str(python), "-m", "pytest", str(HERE), *chosen, *arguments]
-    # A test of the whole engine takes minutes on a machine that is busy.
-    command += ["-o", "faulthandler_timeout=900"]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **CPU}).returncode  # noqa: PLW1510 - pytest's own status
-
+ENVIRONMENT = EngineEnvironment(
+    engine="sglang",
+    script=Path(__file__),
+    what=f"SGLang {SGLANG} for the CPU: 3.4 GB, a minute and a half",
+    packages=(
+        ("-r", str(HERE / "requirements.txt")),
+        # Their wheels ask for CUDA builds of torch and of the kernels.
+        ("--no-deps", f"sglang=={SGLANG}", "torchvision==0.28.0"),
+    ),
+    mend=_mend,
+    workspace={
+        "core": "",
+        "segments": "",
+        "plugins/file": "",
+        "plugins/hf3fs": "",
+        "plugins/hicache": "",
+        "plugins/mooncake": "[cpu]",
+        "plugins/nixl": "[cu12]",
+        "plugins/s3": "[demo]",
+        "cli": "",
+        "engines/sglang": "",
+    },
+    variables=CPU,
+    quick="not long",
+)
+VENV = ENVIRONMENT.folder
+build = ENVIRONMENT.build
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ENVIRONMENT.main())

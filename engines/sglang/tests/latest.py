@@ -261,7 +261,7 @@ def main() -> int:
         return 0
     ran = subprocess.run(
         [str(python), "-m", "pytest", str(HERE), *arguments],
-        cwd=environment.ROOT,
+        cwd=environment.VENV.parent,
         env=_environ(folder),
         check=False,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from repeated import OF_SETTINGS
 from sealed import check_pages_of_a_lost_key_are_replaced
 
 from kvdock.pools.objects import TRAILER_BYTES
@@ -37,6 +38,7 @@ class SealedOracle(FileOracle):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestSealedFile(BackendContract):
     plugin = "sealed:file"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import threefs
-from repeated import OF_SEGMENTS
+from repeated import OF_SEGMENTS, OF_SETTINGS
 
 from kvdock.config import structure
 from kvdock.testing import BackendContract, FaultContract, Oracle
@@ -51,6 +51,7 @@ class TestUsrbioUnderFaults(FaultContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestPosix(BackendContract):
     plugin = "hf3fs"
 

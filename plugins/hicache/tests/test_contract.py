@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hicache_standins as standins
 import pytest
+from repeated import OF_ANSWERS
 
 from kvdock.testing import BackendContract
 
@@ -47,6 +48,7 @@ class TestV1(BackendContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_ANSWERS)
 class TestV2(BackendContract):
     plugin = "hicache"
     large_objects = False

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from repeated import OF_RANKS
+from repeated import OF_RANKS, OF_SETTINGS
 
 from kvdock import AttachConfig
 from kvdock.config import structure
@@ -120,6 +120,7 @@ def through(library: Any, discard: str) -> Iterator[Mapping[str, object]]:
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestStandalone(BackendContract):
     """The same through a client process, which reaches only what it shares."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from repeated import OF_SEGMENTS
+from repeated import OF_SEGMENTS, OF_SETTINGS
 
 from kvdock.testing import BackendContract, FaultContract, Oracle
 from kvdock_nixl.byte_counts import MOVED, Way
@@ -55,6 +55,7 @@ class TestIOUring(NixlContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestAIO(NixlContract):
     more = MappingProxyType({"io": "aio", "direct": True})
 

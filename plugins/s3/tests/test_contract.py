@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import object_server
 import pytest
-from repeated import OF_RANKS
+from repeated import OF_RANKS, OF_SETTINGS
 
 from kvdock.config import structure
 from kvdock.testing import BackendContract, FaultContract, Oracle
@@ -67,6 +67,7 @@ class TestS3UnderFaults(FaultContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestMoto(BackendContract):
     plugin = "s3"
     tidy = True

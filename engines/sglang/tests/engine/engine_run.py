@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -153,6 +154,10 @@ DEEDS: dict[str, Callable[..., Any]] = {
 def main() -> None:
     """Run the task."""
     task = json.loads(Path(sys.argv[1]).read_text())
+    if "sglang" in sys.modules:
+        # Forked by what has imported it, so that its children need not either.
+        choose = multiprocessing.set_start_method
+        multiprocessing.set_start_method = lambda *_, **__: choose("fork", force=True)
     # Exported lazily, and its types are there only where SGLang is installed.
     make_engine: Any = importlib.import_module("sglang").Engine
 

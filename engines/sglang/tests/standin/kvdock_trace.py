@@ -28,6 +28,8 @@ _ONE_LINE = threading.Lock()
 
 def traced(module: Any) -> None:
     """Wrap the pools of `kvdock_sglang.attachments`, which every page passes."""
+    if FOLDER not in os.environ:
+        return
     folder = Path(os.environ[FOLDER])
     folder.mkdir(parents=True, exist_ok=True)
     pool, attachments = module.AttachedHostPool, module.Attachments

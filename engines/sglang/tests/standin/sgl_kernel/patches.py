@@ -177,12 +177,11 @@ def install() -> None:
         "sglang.srt.speculative.draft_utils": speculation.draft_backend,
         "sglang.kernels.ops.attention.fla.fused_norm_gate": _gated_norm,
         "sglang.kernels.ops.elementwise.elementwise": _shared_expert,
+        "kvdock_sglang.attachments": kvdock_trace.traced,
     }
     if os.environ.get(GEMMA_WINDOW):
         where = "sglang.srt.arg_groups.model_overrides.gemma2_gemma3"
         mends[where] = _gemma_window
-    if os.environ.get(kvdock_trace.FOLDER):
-        mends["kvdock_sglang.attachments"] = kvdock_trace.traced
     if os.environ.get(SPEED):
         mends["kvdock.wrappers.faults"] = _speed_of_a_file
     sys.meta_path.insert(0, _AfterImport(mends))

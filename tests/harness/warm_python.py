@@ -1,0 +1,151 @@
+"""Processes that have imported already what takes seconds: one imports, and forks.
+
+    with warm_python(["torch"], environ, log) as start:
+        process = start([script, argument], environ, log)
+        process.wait(60)
+
+What is started has the script's arguments, its own environment, session and log. It
+shares what was imported and the seed of hashes with the others, and nothing else; a
+script whose imports read variables is started the usual way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+START_S = 300.0
+"""How long importing may take, on a machine that others use."""
+
+
+class Start(Protocol):
+    """Starts a script."""
+
+    def __call__(
+        self, command: Sequence[str], environ: Mapping[str, str], log: Path
+    ) -> Forked:
+        """Start it; its folder comes first where modules are looked for."""
+
+
+class Forked:
+    """A process that another one has forked; waited for as one of subprocess's."""
+
+    def __init__(self, ask: Any, pid: int) -> None:
+        self._ask = ask
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Return the status once it has ended."""
+        return self._end(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: If it has not.
+        """
+        status = self._end(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return status
+
+    def _end(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
+            os.close(self._ended)
+            self.returncode = int(self._ask({"wait": self.pid}))
+        return self.returncode
+
+
+@contextmanager
+def warm_python(
+    modules: Sequence[str], environ: Mapping[str, str], log: Path
+) -> Iterator[Start]:
+    """Import modules in a process of their own; let it fork until the block ends."""
+    here, there = socket.socketpair()
+    with here, log.open("w") as output:
+        with there:
+            server = subprocess.Popen(
+                [sys.executable, __file__, str(there.fileno()), *modules],
+                env=environ,
+                pass_fds=[there.fileno()],
+                stdout=output,
+                stderr=output,
+            )
+        here.settimeout(START_S)
+        answers, one_at_a_time = here.makefile("r"), threading.Lock()
+
+        def ask(request: Mapping[str, object]) -> object:
+            with one_at_a_time:
+                here.sendall(json.dumps(request).encode() + b"\n")
+                line = answers.readline()
+            if not line:
+                raise RuntimeError(log.read_text()[-4000:])
+            return json.loads(line)
+
+        def start(
+            command: Sequence[str], environ: Mapping[str, str], log: Path
+        ) -> Forked:
+            request = {"command": command, "environ": dict(environ), "log": str(log)}
+            return Forked(ask, int(str(ask(request))))
+
+        try:
+            with answers:
+                yield start
+        finally:
+            here.shutdown(socket.SHUT_RDWR)
+            server.wait(START_S)
+
+
+def _become(request: Mapping[str, Any]) -> None:
+    """Go on as a process of its own would begin, and end as it would."""
+    status = 1
+    try:
+        os.setsid()
+        with Path(request["log"]).open("w") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        sys.argv[:] = request["command"]
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - the log has it, as that of any script
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _serve(link: socket.socket) -> None:
+    for line in link.makefile("r"):
+        request = json.loads(line)
+        if "wait" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        elif not (answer := os.fork()):
+            link.close()
+            _become(request)
+        link.sendall(f"{answer}\n".encode())
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)
+    for name in sys.argv[2:]:
+        import_module(name)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
