@@ -116,7 +116,7 @@ class Catalog:
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
         engine: Opens the files of pages.
-        limits: The policy of eviction, and how many files may stay open.
+        limits: How many files may stay open, and whose quotas count.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Catalog:
         limits: StoreLimits,
     ) -> None:
         self.lock = threading.RLock()
-        self.index = Index(limits.eviction)
+        self.index = Index()
         self.index.max_age_s = limits.max_age_s
         self.index.timed = limits.max_age_s > 0
         if limits.tenants.rooms:
@@ -266,7 +266,7 @@ class Catalog:
                 finally:
                     os.close(fd)
                 believed = found.records[mine]
-                standing[mine] = are_same(stored, believed, segment.version)
+                standing[mine] = are_same(stored, believed)
         return standing
 
     def _look_up(self, digests: UInt64Array) -> LookupResult:
@@ -474,7 +474,7 @@ class Catalog:
             try:
                 fd = open_index(segment.folder, str(segment.name), write=True)
                 try:
-                    same = retire_records(fd, slots, believed, segment.version)
+                    same = retire_records(fd, slots, believed)
                 finally:
                     os.close(fd)
             except FileNotFoundError:

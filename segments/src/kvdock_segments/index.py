@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvdock_segments.eviction_policy import EvictionPolicy
 from kvdock_segments.format import (
     RECORD,
     Records,
@@ -356,8 +355,8 @@ class UseClock:
 class Index:
     """Records by digest and by slot."""
 
-    def __init__(self, eviction: EvictionPolicy = EvictionPolicy.REUSE) -> None:
-        self.history = ReuseHistory(eviction)
+    def __init__(self) -> None:
+        self.history = ReuseHistory()
         self.records: Records = np.zeros(0, RECORD)
         self.words = records_in_words(self.records)
         self.used_ns: Int64Array = np.zeros(0, np.int64)

@@ -510,7 +510,6 @@ class SegmentStore(ClosedAfterUse):
             return
         self._check_fork()
         self._retainer.close()
-        self._writer.close()
         self._catalog.close()
         self._engine.close()
         os.close(self._namespace_fd)

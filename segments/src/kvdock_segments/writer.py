@@ -20,7 +20,6 @@ from kvdock_segments.io import (
     IOResult,
 )
 from kvdock_segments.paths import OUT_OF_FILES
-from kvdock_segments.recycling import SegmentRecycler
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
@@ -102,7 +101,6 @@ class Writer:
         self._lock = catalog.lock
         self._index = catalog.index
         self._reserving = threading.Lock()
-        self._recycler = SegmentRecycler(allocator, self._reserving)
         self._active: dict[SegmentDirectory, ActiveSegment] = {}
 
     def put(self, batch: Batch) -> BatchResult:
@@ -198,12 +196,7 @@ class Writer:
                 self.commit_reservation(reserved, reserved.slots)
                 raise
             done += len(rows)
-        self._recycler.ask(folder)
         return outcomes
-
-    def close(self) -> None:
-        """End what runs in the background; called before its folders are closed."""
-        self._recycler.close()
 
     def _move(
         self, batch: Batch, rows: Int64Array, reserved: SlotReservation, size: int
@@ -401,8 +394,7 @@ class Writer:
             self._release_full(active)
 
     def _open(self, folder: SegmentDirectory, before_ns: int) -> ActiveSegment | None:
-        segment = self._recycler.take(folder, before_ns)
-        segment = segment or self._allocator.acquire(folder, before_ns)
+        segment = self._allocator.acquire(folder, before_ns)
         if segment is None:
             self._active.pop(folder, None)
             return None
