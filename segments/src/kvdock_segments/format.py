@@ -188,12 +188,6 @@ def records_of(
         times: uint64 (n,) or one number, see `times_of`.
         tenant: Number of the tenant that they are stored for; 0 for none.
     """
-    if len(slots) == 1:
-        ends = times if isinstance(times, int) else int(times[0])
-        row = [*digests[0].tolist(), int(checksums[0]), ends, int(stored_ns[0])]
-        row += [segment, int(slots[0]) << int(_SLOT_SHIFT) | tenant]
-        words = np.array([*row, _fold_one(row)], np.uint64)
-        return cast("Records", words.view(RECORD))
     # Column by column: one contiguous row of memory for each word.
     columns = np.empty((_WORDS, len(slots)), np.uint64)
     columns[:2] = digests.T
@@ -347,17 +341,15 @@ def key_seed(namespace: str) -> int:
     return int(namespace[:16], 16)
 
 
-def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
-    """Return 128-bit digests of keys, uint64 (n, 2), low word first.
+def packed_digests(keys: Sequence[str], seed: int) -> bytes:
+    """Return 128-bit digests of keys, one after the other.
 
     The seed is the namespace's, so that a collision found in one namespace is none in
     another.
     """
-    digests = map(xxhash.xxh3_128_digest, map(str.encode, keys), repeat(seed))
-    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+    return b"".join(map(xxhash.xxh3_128_digest, map(str.encode, keys), repeat(seed)))
 
 
-def key_digest(key: str, seed: int) -> tuple[int, int]:
-    """Return the words of one key's digest: `key_digests` in plain numbers."""
-    whole = xxhash.xxh3_128_digest(key.encode(), seed)
-    return int.from_bytes(whole[:8], "little"), int.from_bytes(whole[8:], "little")
+def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
+    """Return 128-bit digests of keys, uint64 (n, 2), low word first."""
+    return np.frombuffer(packed_digests(keys, seed), "<u8").reshape(-1, 2)
