@@ -65,13 +65,11 @@ class Case:
         capacity: Pages that the quota has room for.
         longest: Pages of the longest request.
         root: Where the store is.
-        eviction: Its policy.
     """
 
     capacity: int
     longest: int
     root: Path
-    eviction: str = "reuse"
 
     def settings(self) -> dict[str, object]:
         """Return the backend's settings: room for just so many pages."""
@@ -83,7 +81,6 @@ class Case:
             "quota": self.capacity * (PAGE_BYTES + RECORD_BYTES) + headers_bytes,
             "segment_bytes": SEGMENT_BYTES,
             "free_space": 0,
-            "eviction": self.eviction,
         }
 
     def attach(self) -> Attachment:
@@ -163,9 +160,7 @@ def replay_store(load: Trace, case: Case, label: str) -> Replayed:
     return Replayed(restored, stored)
 
 
-def measure(
-    load: Trace, quota: float, folder: Path | None, eviction: str, policies: list[str]
-) -> Any:  # noqa: ANN401 - a row of JSON
+def measure(load: Trace, quota: float, folder: Path | None, policies: list[str]) -> Any:  # noqa: ANN401 - a row of JSON
     """Replay one load at one quota; print and return what was restored."""
     capacity = max(LEAST_SLOTS * SEGMENTS, int(quota * load.unique))
     label = f"{load.name}, quota {quota:.0%}"
@@ -174,7 +169,7 @@ def measure(
     longest = max(map(len, load.requests))
     try:
         with counted_metadata() as metadata:
-            case = Case(capacity, longest, root / "store", eviction)
+            case = Case(capacity, longest, root / "store")
             ours = replay_store(load, case, label)
     finally:
         shutil.rmtree(root, ignore_errors=True)
@@ -216,9 +211,6 @@ def main() -> None:
         "--policies", nargs="*", choices=POLICIES, default=list(POLICIES)
     )
     parser.add_argument(
-        "--eviction", default="reuse", choices=("reuse", "lru"), help="of the store"
-    )
-    parser.add_argument(
         "--dir", type=Path, default=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     )
     args = parser.parse_args()
@@ -233,7 +225,7 @@ def main() -> None:
     columns = "  ".join(f"{name[:7]:>6s}" for name in ("kvdock", *args.policies))
     print(f"{'load':20s} quota  pages  {columns}    stored   bytes   calls")
     rows = [
-        measure(load, quota, args.dir, args.eviction, args.policies)
+        measure(load, quota, args.dir, args.policies)
         for load in loads
         for quota in args.quotas
     ]

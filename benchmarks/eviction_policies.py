@@ -16,7 +16,6 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from kvdock_segments import EvictionPolicy
 from kvdock_segments.reuse import ReuseHistory
 
 Blocks = npt.NDArray[np.int64]
@@ -45,37 +44,8 @@ def _known_prefix(kept: npt.NDArray[np.bool_], request: Blocks) -> int:
 
 def replay_reuse(requests: Requests, capacity: int) -> Replayed:
     """Replay the policy of the segment store."""
-    return _replay_history(requests, capacity, EvictionPolicy.REUSE)
-
-
-def replay_lru(requests: Requests, capacity: int) -> Replayed:
-    """Replay a page-wise LRU that evicts the tail of a prefix first."""
     blocks = 1 + max(int(request.max()) for request in requests)
-    kept = np.zeros(blocks, np.bool_)
-    used = np.zeros(blocks, np.int64)
-    restored = stored = now = 0
-    live = np.zeros(0, np.int64)
-    for request in requests:
-        restored += _known_prefix(kept, request)
-        now += len(request)
-        used[request] = now - np.arange(len(request))
-        fresh = request[~kept[request]]
-        stored += len(fresh)
-        live = np.concatenate([live, fresh])
-        kept[fresh] = True
-        over = len(live) - capacity
-        if over > 0:
-            order = np.argpartition(used[live], over - 1)
-            kept[live[order[:over]]] = False
-            live = live[order[over:]]
-    return Replayed(restored, stored)
-
-
-def _replay_history(
-    requests: Requests, capacity: int, policy: EvictionPolicy
-) -> Replayed:
-    blocks = 1 + max(int(request.max()) for request in requests)
-    history = ReuseHistory(policy)
+    history = ReuseHistory()
     digests = np.random.default_rng(1).integers(1, 2**63, (blocks, 2)).astype(np.uint64)
     kept = np.zeros(blocks, np.bool_)
     used_ns = np.zeros(blocks, np.int64)
@@ -107,6 +77,29 @@ def _replay_history(
             gone, live = live[going], live[~going]
             history.note_evicted(digests[gone], stored_ns[gone], used_ns[gone], now_ns)
             kept[gone] = False
+    return Replayed(restored, stored)
+
+
+def replay_lru(requests: Requests, capacity: int) -> Replayed:
+    """Replay a page-wise LRU that evicts the tail of a prefix first."""
+    blocks = 1 + max(int(request.max()) for request in requests)
+    kept = np.zeros(blocks, np.bool_)
+    used = np.zeros(blocks, np.int64)
+    restored = stored = now = 0
+    live = np.zeros(0, np.int64)
+    for request in requests:
+        restored += _known_prefix(kept, request)
+        now += len(request)
+        used[request] = now - np.arange(len(request))
+        fresh = request[~kept[request]]
+        stored += len(fresh)
+        live = np.concatenate([live, fresh])
+        kept[fresh] = True
+        over = len(live) - capacity
+        if over > 0:
+            order = np.argpartition(used[live], over - 1)
+            kept[live[order[:over]]] = False
+            live = live[order[over:]]
     return Replayed(restored, stored)
 
 

@@ -83,16 +83,6 @@ def test_a_write_of_stored_pages_counts_as_use_and_a_lookup_does_not(
     assert not any(depot.there(asked))
 
 
-def test_pages_go_down_to_the_low_watermark(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA, low_watermark=0.4)
-    pages = []
-    for start in range(0, 2000, 10):
-        assert depot.request(range(start, start + 10)).ok.all()
-        pages.append(depot.store.usage().pages)
-    assert depot.store.counts["pages_evicted"] > 1000
-    assert min(pages[pages.index(max(pages)) :]) < 0.5 * max(pages)
-
-
 def test_times_of_use_survive_a_restart(open_depot: OpenDepot) -> None:
     depot = open_depot(quota_bytes=QUOTA)
     hot = list(range(0, 200, 20))

@@ -35,7 +35,7 @@ OK, ABSENT = int(Outcome.OK), int(Outcome.ABSENT)
 
 def expire(depot: Any, numbers: range, at: float) -> None:
     """Let the records of pages on disk expire at a time."""
-    wanted = {depot.store._catalog.digest(key)[0] for key in depot.keys(numbers)}
+    wanted = {int(low) for low, _ in depot.store._catalog.digests(depot.keys(numbers))}
     for path in (*depot.root.glob("*/kv.*/*.idx"), *depot.root.glob("*/kv.*/*.open")):
         name = IndexName.parse(path.name)
         assert name

@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdock.batch import MemoryGate
-from kvdock.daemon_threads import DaemonThreads
 from kvdock_segments import IORequest, IOResult, PosixIOEngine, checksums
 from kvdock_segments.io import DEADLINE, plan_request
 
@@ -362,13 +361,14 @@ def test_a_read_that_never_ends_does_not_keep_the_process_alive(tmp_path: Path) 
 def test_concurrent_calls_share_the_helpers_and_close_ends_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    begin = DaemonThreads.__init__
+    begin = threading.Thread.start
 
-    def slowly(one: DaemonThreads, most: int) -> None:
-        time.sleep(0.1)
-        begin(one, most)
+    def slowly(thread: threading.Thread) -> None:
+        if thread.name.startswith("kvdock-io"):
+            time.sleep(0.1)
+        begin(thread)
 
-    monkeypatch.setattr(DaemonThreads, "__init__", slowly)
+    monkeypatch.setattr(threading.Thread, "start", slowly)
     before = set(threading.enumerate())
     engine = PosixIOEngine(2)
     token = opened(engine, tmp_path, 64 << 20)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvdock_segments.eviction_policy import EvictionPolicy
 from kvdock_segments.reuse import Ghosts, ReuseHistory
 
 ROOM = 400
@@ -14,8 +13,8 @@ ROOM = 400
 class Pool:
     """Pages by number: a prefix is a list of numbers, and none has two parents."""
 
-    def __init__(self, policy: EvictionPolicy = EvictionPolicy.REUSE) -> None:
-        self.history = ReuseHistory(policy)
+    def __init__(self) -> None:
+        self.history = ReuseHistory()
         self.now_ns = 10**12
         self.used: dict[int, int] = {}
         self.stored: dict[int, int] = {}
@@ -99,15 +98,12 @@ def prefixes(draw: st.DrawFn) -> list[list[int]]:
         [0], [1, 2, 3], [4], [5], [1, 2, 3], [1, 2, 6, 7, 8], [1, 2, 6, 7, 8], [9],
     ],
     room=4,
-    policy=EvictionPolicy.REUSE,
 )  # fmt: skip
-@given(
-    requests=prefixes(), room=st.integers(4, 60), policy=st.sampled_from(EvictionPolicy)
-)
+@given(requests=prefixes(), room=st.integers(4, 60))
 def test_the_tail_of_a_prefix_goes_before_its_head(
-    requests: list[list[int]], room: int, policy: EvictionPolicy
+    requests: list[list[int]], room: int
 ) -> None:
-    pool = Pool(policy)
+    pool = Pool()
     for pages in requests:
         pool.request(pages)
         while len(pool.used) > room:
@@ -161,7 +157,6 @@ def test_a_hot_set_outlives_scans_that_are_longer_than_the_store() -> None:
             requests.append(list(range(fresh, fresh + 40)))
             fresh += 40
     asked = sum(len(one) for one in requests if one[0] < 10**6)
-    assert Pool(EvictionPolicy.LRU).run(requests) < 0.4 * asked
     assert Pool().run(requests) > 0.7 * asked
 
 
@@ -183,11 +178,8 @@ def test_an_evicted_page_that_comes_back_is_in_use_since_it_was_stored_first() -
     assert known == back[: len(known)]
 
 
-@pytest.mark.parametrize("policy", EvictionPolicy)
-def test_uses_that_were_noted_take_no_more_memory_than_a_few_calls(
-    policy: EvictionPolicy,
-) -> None:
-    history = ReuseHistory(policy)
+def test_uses_that_were_noted_take_no_more_memory_than_a_few_calls() -> None:
+    history = ReuseHistory()
     for now in range(10_000):
         history.note(1, 1, now + 2)
     assert len(history._noted) < 256

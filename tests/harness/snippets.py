@@ -40,7 +40,7 @@ import attrs
 import yaml
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "plugins" / "file" / "tests" / "data" / "stored_sample.tar.xz"
+SAMPLE = ROOT / "plugins" / "file" / "tests" / "data" / "stored_sample_2.tar.xz"
 
 REASONS = {
     "server": "needs a server or a bucket",

@@ -1,19 +1,18 @@
-"""Small stores of the file backend, kept as test data, and what they hold.
+"""A small store of the file backend, kept as test data, and what it holds.
 
-There is an archive for each version of the index files beside the tests of the file
-backend. The first was written by kvdock 0.1.0, before anything was renamed, the second
-when version 2 was introduced, with
+Its archive lies beside the tests of the file backend. It was written when version 2 of
+the index files was introduced, with
 
     python tests/harness/stored_sample.py plugins/file/tests/data
 
-They are never written again: they stand for the stores of users. If reading one
-fails, then the layout on disk, the keys or the namespace record have changed.
+It is never written again: it stands for the stores of users. If reading it fails, then
+the layout on disk, the keys or the namespace record have changed.
 
 What was done to it: two tensor-parallel ranks stored three generations of pages in
 four pools under a quota that holds about half of them. They read the pages of
 `KEPT` between the generations, so that later ones took the place of pages that
-were not read. `stored_sample.json` says which pages were left. In the second one, some
-records have a time to expire, a tenant and a key id, and one slot has failed.
+were not read. `stored_sample_2.json` says which pages were left.
+Some records have a time to expire, a tenant and a key id, and one slot has failed.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from kvdock import PoolSpec
     from kvdock.pools import Part
 
-SAMPLES = ("stored_sample", "stored_sample_2")
-"""Names of the archives (.tar.xz) and of what they hold (.json), by version."""
+SAMPLE = "stored_sample_2"
+"""Name of the archive (.tar.xz) and of what it holds (.json)."""
 
 _FIRST = Layout.LAYER_FIRST
 POOLS = (
@@ -271,7 +270,7 @@ def _mark(root: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Write the sample of the latest version and what is expected of it."""
+    """Write the sample and what is expected of it."""
     with tempfile.TemporaryDirectory() as made:
         root = Path(made) / "store"
         ranks = [Rank.open(root, shard) for shard in RANKS]
@@ -294,12 +293,12 @@ def main(folder: Path) -> None:
         }
         for rank in ranks:
             rank.attachment.close()
-        with tarfile.open(folder / f"{SAMPLES[-1]}.tar.xz", "w:xz") as archive:
+        with tarfile.open(folder / f"{SAMPLE}.tar.xz", "w:xz") as archive:
             archive.add(root, "store", filter=_without_owner)
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(pages)}" for name, pages in expected.items()
     )
-    (folder / f"{SAMPLES[-1]}.json").write_text(f"{{\n{lines}\n}}\n")
+    (folder / f"{SAMPLE}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-_VERSION = 4
+_VERSION = 5
 
 
 @attrs.frozen(eq=False)
@@ -26,6 +26,13 @@ class Library:
         hash_rows: Hashes rows before they are written; see there too.
         hash: Hashes objects without the interpreter's lock.
         hash_locked: The same with the lock, for a few.
+        find: Finds keys in the index of a page store; see `kvdock_segments.index`.
+        look: Finds the pages of a call; this and what follows is for
+            `kvdock_segments.page_call`.
+        plan: Says where they lie.
+        place_in_slots: Says where new pages go.
+        record: Makes their records.
+        insert: Inserts those into the index.
     """
 
     move: Any
@@ -33,6 +40,12 @@ class Library:
     hash_rows: Any
     hash: Any
     hash_locked: Any
+    find: Any
+    look: Any
+    plan: Any
+    place_in_slots: Any
+    record: Any
+    insert: Any
 
 
 def library_path() -> str:
@@ -56,14 +69,25 @@ def library() -> Library | None:
             free.kvdock_hash_rows,
         )
         hashing = free.kvdock_hash, locked.kvdock_hash
+        number, pointer, word = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64
+        # They take microseconds: giving the lock away would cost more.
+        of_index: list[tuple[Any, list[Any]]] = [
+            (locked.kvdock_find, [pointer, pointer, number, pointer]),
+            (locked.kvdock_look, [pointer, pointer, pointer, number]),
+            (locked.kvdock_plan, [pointer, pointer, number, number]),
+            (locked.kvdock_place_in_slots, [pointer, number]),
+            (locked.kvdock_record, [pointer, pointer, number, number, word, word]),
+            (locked.kvdock_insert, [pointer, pointer, number, number, number]),
+        ]
     except (OSError, ValueError, AttributeError):
         return None  # not built, or for another machine, or from another source
     if version != _VERSION:
         return None
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
     for function in over_rows:
         function.argtypes, function.restype = [pointer, number, number], None
     for function in hashing:
         function.argtypes = [number] * 3 + [pointer] * 3
         function.restype = number
-    return Library(*over_rows, *hashing)
+    for function, arguments in of_index:
+        function.argtypes, function.restype = arguments, number
+    return Library(*over_rows, *hashing, *(function for function, _ in of_index))

@@ -222,26 +222,19 @@ class Moved:
             ],
             np.uint64,
         )
-        fields: dict[str, Any] = {
-            "write": False,
-            "granule": 8 * SLOT,
-            "block": 0,
-            "flags": 0,
-            "deadline_s": float("inf"),
-            "order": np.arange(count),
-            "files": np.full(count, self.files[0]),
-            "expected": None,
-            "sizes": np.broadcast_to(np.int64(SLOT), (count, 1)),
-        }
+        sizes = more.pop("sizes", np.broadcast_to(np.int64(SLOT), (count, 1)))
         self.movement = native.Movement(
             compiled=compiled,
+            order=np.arange(count),
+            files=np.full(count, self.files[0]),
             offsets=np.array(offsets),
-            addresses=self.memory.ctypes.data + SLOT * np.arange(count)[:, None],
             sums=self.sums,
             nbytes=self.nbytes,
             errors=self.errors,
-            **(fields | more),
         )
+        addresses = self.memory.ctypes.data + SLOT * np.arange(count)[:, None]
+        fields: dict[str, Any] = {"write": False, "granule": 8 * SLOT}
+        self.movement.begin(addresses, sizes, **(fields | more))
 
     def move(self) -> list[int]:
         self.movement.move(0, len(self.errors))

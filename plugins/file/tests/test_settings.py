@@ -39,9 +39,6 @@ def test_an_unknown_setting_is_rejected_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("low_watermark", 0),
-        ("high_watermark", 1.5),
-        ("high_watermark", 0.5),
         ("segment_bytes", 100),
         ("threads", 0),
         ("threads", 1000),
@@ -58,14 +55,11 @@ def test_the_limits_of_the_store_follow_the_settings() -> None:
         root="/x",
         quota="1 GiB",
         free_space="2 MiB",
-        high_watermark=0.9,
-        low_watermark=0.8,
         segment_bytes="1 MiB",
     )
     limits = settings.limits
     assert limits.quota_bytes == 1 << 30
     assert limits.free_bytes == 2 << 20
-    assert (limits.high_watermark, limits.low_watermark) == (0.9, 0.8)
     assert limits.segment_bytes == 1 << 20
 
 

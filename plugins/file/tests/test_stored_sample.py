@@ -13,27 +13,19 @@ from stored_sample import DIGEST, POOLS, RANKS, Rank
 
 from kvdock import Shard
 from kvdock_segments import DirectoryStore
+from kvdock_segments.format import FORMAT_VERSION
 from kvdock_segments.index_file import read_contents
 from kvdock_segments.paths import IndexName
 
 DATA = Path(__file__).with_name("data")
-EXPECTED = {
-    name: json.loads((DATA / f"{name}.json").read_text())
-    for name in stored_sample.SAMPLES
-}
+EXPECTED = json.loads((DATA / f"{stored_sample.SAMPLE}.json").read_text())
 NAMES = [pool.name for pool in POOLS]
 
 
-@pytest.fixture(params=stored_sample.SAMPLES)
-def sample(request: pytest.FixtureRequest) -> str:
-    """Return the name of a sample."""
-    return str(request.param)
-
-
 @pytest.fixture
-def root(tmp_path: Path, sample: str) -> Path:
+def root(tmp_path: Path) -> Path:
     """Unpack the sample; return its root directory."""
-    with tarfile.open(DATA / f"{sample}.tar.xz") as archive:
+    with tarfile.open(DATA / f"{stored_sample.SAMPLE}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     root = tmp_path / "store"
     root.chmod(0o700)
@@ -69,28 +61,23 @@ def all_found(rank: Rank, pool: str) -> list[int]:
 
 @pytest.mark.parametrize("pool", NAMES)
 def test_every_page_is_found_and_right_and_evicted_ones_are_absent(
-    rank: Rank, pool: str, sample: str
+    rank: Rank, pool: str
 ) -> None:
-    at = next(iter(rank.memory.values())).shard.tp_rank
-    wanted = EXPECTED[sample][f"{pool}.{at}"]
-    assert all_found(rank, pool) == wanted
+    number = next(iter(rank.memory.values())).shard.tp_rank
+    assert all_found(rank, pool) == EXPECTED[f"{pool}.{number}"]
 
 
-def test_heads_that_two_ranks_stored_are_read_by_one(whole: Rank, sample: str) -> None:
-    held = EXPECTED[sample]
-    both = set(held["cross.0"]) & set(held["cross.1"])
+def test_heads_that_two_ranks_stored_are_read_by_one(whole: Rank) -> None:
+    both = set(EXPECTED["cross.0"]) & set(EXPECTED["cross.1"])
     assert all_found(whole, "cross") == sorted(both)
     # States and undivided heads belong to ranks of one size.
     assert not all_found(whole, "mamba")
     assert not all_found(whole, "draft")
 
 
-def test_the_sample_has_evicted_pages_and_recycled_segments(
-    root: Path, sample: str
-) -> None:
+def test_the_sample_has_evicted_pages_and_recycled_segments(root: Path) -> None:
     everything = stored_sample.GENERATIONS * stored_sample.GENERATION
-    held = EXPECTED[sample].values()
-    assert sum(len(pages) < everything for pages in held) > len(NAMES)
+    assert sum(len(pages) < everything for pages in EXPECTED.values()) > len(NAMES)
     files = [path.name for path in (root / DIGEST).glob("*/*")]
     assert any(".00000002." in name for name in files)
     assert {Path(name).suffix for name in files} == {".dat", ".idx", ".open"}
@@ -122,17 +109,13 @@ def versions(root: Path) -> set[int]:
     }
 
 
-def test_each_version_has_a_sample_and_is_converted_when_it_is_written(
-    root: Path, sample: str
-) -> None:
-    version = 1 + stored_sample.SAMPLES.index(sample)
-    assert versions(root) == {version}
+def test_the_sample_has_the_version_of_today_and_keeps_it(root: Path) -> None:
+    assert versions(root) == {FORMAT_VERSION}
     first = Rank.open(root, RANKS[0])
-    assert versions(root) == {version}
     before = all_found(first, "kv")
     first.put(range(1000, 1000 + stored_sample.GENERATION))
     first.attachment.close()
-    assert 2 in versions(root)
+    assert versions(root) == {FORMAT_VERSION}
     again = Rank.open(root, RANKS[0])
     assert len(set(all_found(again, "kv")) & set(before)) > len(before) // 4
     assert again.right("kv", range(1000, 1064)) == list(range(1000, 1064))
@@ -141,9 +124,7 @@ def test_each_version_has_a_sample_and_is_converted_when_it_is_written(
     assert DirectoryStore(root).verify(found).ok
 
 
-def test_fields_that_nothing_writes_yet_are_read(root: Path, sample: str) -> None:
-    if sample == stored_sample.SAMPLES[0]:
-        pytest.skip("version 1 has no such fields")
+def test_fields_that_nothing_writes_yet_are_read(root: Path) -> None:
     report = DirectoryStore(root).verify(DIGEST)
     assert report.ok
     assert report.failed_slots == 1

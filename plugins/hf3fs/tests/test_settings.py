@@ -33,14 +33,11 @@ def test_sizes_have_units_and_reach_the_store() -> None:
         iov_block="64 MiB",
         open_files=12,
         free_space="2 MiB",
-        high_watermark=0.9,
-        low_watermark=0.8,
     )
     assert (settings.chunk, settings.iov_block) == (512 << 10, 64 << 20)
     limits = settings.limits
     assert (limits.quota_bytes, limits.segment_bytes) == (1 << 30, 1 << 20)
     assert (limits.open_files, limits.free_bytes) == (12, 2 << 20)
-    assert (limits.high_watermark, limits.low_watermark) == (0.9, 0.8)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +53,6 @@ def test_sizes_have_units_and_reach_the_store() -> None:
         {"iov_block": 100},
         {"segment_bytes": 100},
         {"threads": 0},
-        {"low_watermark": 0},
     ],
     ids=str,
 )

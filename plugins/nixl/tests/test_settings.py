@@ -38,8 +38,6 @@ def test_what_needs_direct_io_is_rejected_without_it(io: str) -> None:
     ("setting", "value"),
     [
         ("io", "posix_aio"),
-        ("low_watermark", 0),
-        ("high_watermark", 0.5),
         ("segment_bytes", 100),
     ],
 )
@@ -53,12 +51,9 @@ def test_the_limits_of_the_store_follow_the_settings() -> None:
         root="/x",
         quota="1 GiB",
         free_space="2 MiB",
-        high_watermark=0.9,
-        low_watermark=0.8,
         segment_bytes="1 MiB",
     ).limits
     assert (limits.quota_bytes, limits.free_bytes) == (1 << 30, 2 << 20)
-    assert (limits.high_watermark, limits.low_watermark) == (0.9, 0.8)
     assert limits.segment_bytes == 1 << 20
 
 

@@ -31,10 +31,8 @@ from kvdock_segments.eviction import (
     cold_slots,
     plan_eviction,
 )
-from kvdock_segments.format import FORMAT_VERSION, header_of, index_bytes
+from kvdock_segments.format import header_of, index_bytes
 from kvdock_segments.index_file import (
-    IndexContents,
-    convert_index,
     erase_records,
     holds_promises,
     make_index,
@@ -64,7 +62,6 @@ if TYPE_CHECKING:
     from kvdock_segments.usage import NamespaceUsage
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
-_MOST_EMPTIED = 8  # segments emptied beyond the one that is needed
 _SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
 """Errors after which a smaller segment under another name may succeed."""
 _GROWTH = 64
@@ -72,9 +69,6 @@ _GROWTH = 64
 folder again. A scan for each of thousands of segments takes the square of their
 number."""
 _MOST_PLANS = 8  # for one segment
-_PLANNED = 1.0
-"""Segments whose pages a plan takes at least. In a store of twelve, three quarters of
-one restore no more and claim a quarter more segments."""
 _MARK_SLOTS = 4096  # of a segment whose objects have no bytes
 _FAULTY = 3
 """Segments that fail one after the other before the disk counts as failing: then
@@ -194,7 +188,7 @@ class SegmentAllocator:
             or (self._evict(folder, plan, before_ns, set()) if plan else None)
             or self.create(folder)
             or self._sweep(folder)
-            or self.recycle(folder, before_ns)
+            or self._recycle(folder, before_ns)
             or self._probe(folder, before_ns)
         )
 
@@ -213,7 +207,7 @@ class SegmentAllocator:
         if found:
             return found
         # No slot is free where writes failed: what failed is to make room.
-        plan = self.plan(folder, before_ns, set())
+        plan = self._plan(folder, before_ns, set())
         if plan is None:
             return None
         plan.numbers = plan.numbers[-1:]
@@ -273,9 +267,6 @@ class SegmentAllocator:
             and fits(self.engine, segment.slot_bytes, folder.object_bytes)
             and (not segment.retry_s or segment.retry_s <= time.monotonic())
         )
-
-    def _live(self, segment: Segment) -> int:
-        return int(self.index.live_in[segment.rows.number])
 
     def _is_roomy(self, segment: Segment) -> bool:
         """Return whether a segment has a free slot that may be written."""
@@ -343,35 +334,15 @@ class SegmentAllocator:
         wanted = segment.rows.slots * segment.slot_bytes
         if size < wanted:
             self._restore_size(folder, segment, wanted)
-        elif (
-            segment.version == FORMAT_VERSION
-            and read_commits(segment.index_fd) == segment.commits
-        ):
+        elif read_commits(segment.index_fd) == segment.commits:
             # No commit since it was read; its pages may have been used.
             self.learn_uses(segment)
             return True
         contents = read_contents(segment.index_fd, segment.name, size)
         if contents is None or contents.slots != segment.rows.slots:
             return False
-        if contents.version != FORMAT_VERSION:
-            contents = self._convert(folder, segment, contents)
         folder.add(segment.name, contents)
         return True
-
-    def _convert(
-        self, folder: SegmentDirectory, segment: Segment, contents: IndexContents
-    ) -> IndexContents:
-        """Write the index file of a claimed segment in the version of today."""
-        with self.lock, folder.own_change():
-            fd = convert_index(folder.fd, segment.name, contents, folder.liveness)
-            before, segment.index_fd = segment.index_fd, fd
-            release(before)
-        self.counts["segments_converted"] += 1
-        size = folder.data_bytes(segment.name)
-        fresh = read_contents(fd, segment.name, size)
-        if fresh is None:
-            raise OSError(errno.EIO, "a converted index file does not read back")
-        return fresh
 
     def learn_uses(self, segment: Segment) -> None:
         """Read when other processes used the pages of a claimed segment."""
@@ -430,11 +401,6 @@ class SegmentAllocator:
             return None
         return None
 
-    def has_room(self, folder: SegmentDirectory) -> bool:
-        """Return whether a new segment might be created before one is recycled."""
-        slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
-        return 2 * self._room(folder) >= self._slots(folder, slot_bytes) * slot_bytes
-
     def _slots(self, folder: SegmentDirectory, slot_bytes: int) -> int:
         """Return the usual number of slots of the next segment."""
         if not slot_bytes:
@@ -452,7 +418,7 @@ class SegmentAllocator:
         room = self.free_bytes() - limits.free_bytes
         if limits.quota_bytes:
             others = self.neighbours.usage_bytes(but_fd=folder.fd)
-            room = min(room, limits.high_bytes - others - folder.nbytes)
+            room = min(room, limits.quota_bytes - others - folder.nbytes)
         return room
 
     def free_bytes(self) -> int:
@@ -500,13 +466,13 @@ class SegmentAllocator:
         folder.scan()
         return self.create(folder)
 
-    def recycle(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
+    def _recycle(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
         """Plan evictions and return what comes of them."""
         # A plan may come to nothing: other processes write some of its segments, and
         # what they used shows when a segment is claimed.
         passed: set[Segment] = set()
         for _ in range(_MOST_PLANS):
-            plan = self.plan(folder, before_ns, passed)
+            plan = self._plan(folder, before_ns, passed)
             # Then pages of tenants within their quotas, of this pool, come after those
             # above theirs, of any other.
             made = None if plan and plan.spares else self._reclaim(folder)
@@ -546,8 +512,6 @@ class SegmentAllocator:
                 continue
             if self._evict_from(folder, segment, plan, before_ns):
                 self.counts["segments_recycled"] += 1
-                with self.releasing(folder, segment):
-                    self.evict_to_low_watermark(folder, plan, before_ns)
                 return segment
             if segment.name.segment not in folder.segments:
                 # It had to be deleted, and leaves room for another one.
@@ -557,25 +521,18 @@ class SegmentAllocator:
             passed.add(segment)
         return None
 
-    def plan(
-        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment] | None
+    def _plan(
+        self, folder: SegmentDirectory, before_ns: int, passed: set[Segment]
     ) -> EvictionPlan | None:
-        """Plan the next evictions of a folder, without segments passed over.
-
-        With None the plan is ahead of need: segments that are filled will be full.
-        """
-        ahead = passed is None
-        slots, live = self._fill(folder)
-        share = self.limits.low_watermark / self.limits.high_watermark
-        every = set(folder.segments.values()) - (passed or set())
-        mine = [m for m in every if (ahead and m.owned) or self.may_claim(folder, m)]
-        wanted = int(_PLANNED * max((one.rows.slots for one in mine), default=0))
-        wanted = max(wanted, live - int(share * slots))
+        """Plan the next evictions of a folder, without segments passed over."""
+        every = set(folder.segments.values()) - passed
+        claimable = [segment for segment in every if self.may_claim(folder, segment)]
+        most = max((segment.rows.slots for segment in claimable), default=0)
         writable = np.zeros(len(self.index.slots_in), np.bool_)
-        writable[[one.rows.number for one in mine]] = True
+        writable[[segment.rows.number for segment in claimable]] = True
         # Not under the lock: with ten million pages it takes a quarter of a second.
         shares = self._shares(folder)
-        plan = plan_eviction(self.index, writable, wanted, before_ns, shares)
+        plan = plan_eviction(self.index, writable, most, before_ns, shares)
         if plan:
             self.plans[folder] = plan
         else:
@@ -585,15 +542,13 @@ class SegmentAllocator:
     def _plan_of(self, folder: SegmentDirectory) -> EvictionPlan | None:
         """Return what is evicted next, unless other tenants are to pay by now."""
         plan = self.plans.get(folder)
-        if plan and self.is_outdated(folder, plan):
+        if plan is None:
+            return None
+        shares = self._shares(folder)
+        if plan.over != (shares.over.keys() if shares else frozenset()):
             del self.plans[folder]
             return None
         return plan
-
-    def is_outdated(self, folder: SegmentDirectory, plan: EvictionPlan) -> bool:
-        """Return whether other tenants are above their quotas than when it was made."""
-        shares = self._shares(folder)
-        return plan.over != (shares.over.keys() if shares else frozenset())
 
     def ask(self, folder: SegmentDirectory, tenant: int, count: int) -> None:
         """Note which tenant is about to fill a segment: beyond its quota it pays."""
@@ -624,12 +579,6 @@ class SegmentAllocator:
             if made:
                 return made
 
-    def _fill(self, folder: SegmentDirectory) -> tuple[int, int]:
-        """Return how many slots a folder has, and how many pages in them."""
-        every = list(folder.segments.values())
-        slots = sum(segment.rows.slots for segment in every)
-        return slots, sum(map(self._live, every))
-
     def _evict_from(
         self,
         folder: SegmentDirectory,
@@ -640,20 +589,6 @@ class SegmentAllocator:
         """Claim a segment without its cold pages; False if that frees no slot."""
         if not (self.may_claim(folder, segment) and self.claim(folder, segment)):
             return False
-        return self.evict_cold(folder, segment, plan, before_ns)
-
-    def evict_cold(
-        self,
-        folder: SegmentDirectory,
-        segment: Segment,
-        plan: EvictionPlan,
-        before_ns: int,
-    ) -> bool:
-        """Forget the cold pages of a claimed segment.
-
-        Returns:
-            False if that frees no slot: then the segment is released.
-        """
         with self.releasing(folder, segment):
             shares = self._shares(folder)
             with self.lock:
@@ -688,35 +623,17 @@ class SegmentAllocator:
         """
         while True:
             made = self.create(folder, least=0.0)
-            if made or not self.could_recycle(folder):
+            if made or not self._could_recycle(folder):
                 return made
-            slots, _ = self._fill(folder)
+            slots = sum(one.rows.slots for one in list(folder.segments.values()))
             if not self.others.evict_segment(folder.fd, least_slots=slots):
                 return None
 
-    def could_recycle(self, folder: SegmentDirectory) -> bool:
+    def _could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
         least = least_bytes(slot_bytes_of(self.engine, folder.object_bytes))
         others = self.neighbours.usage_bytes(but_fd=folder.fd)
         return self._room(folder) + others >= least
-
-    def evict_to_low_watermark(
-        self, folder: SegmentDirectory, plan: EvictionPlan, before_ns: int
-    ) -> None:
-        """Evict from more segments, until pages are at the low watermark.
-
-        Writers adopt them later. A few at a time, because a caller is waiting.
-        """
-        share = self.limits.low_watermark / self.limits.high_watermark
-        if share >= 1:
-            return
-        for _ in range(_MOST_EMPTIED):
-            slots, live = self._fill(folder)
-            if live <= share * slots or not plan.numbers:
-                return
-            segment = self.segments.get(plan.numbers.pop())
-            if segment and self._evict_from(folder, segment, plan, before_ns):
-                self.release_full(folder, segment)
 
     def delete(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Delete a segment's files; the index first, so nothing is found."""

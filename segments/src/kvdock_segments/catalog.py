@@ -22,9 +22,8 @@ from kvdock_segments.format import (
     Records,
     are_same,
     credible_uses,
-    key_digest,
-    key_digests,
     key_seed,
+    packed_digests,
 )
 from kvdock_segments.index import ABSENT, Index
 from kvdock_segments.index_file import open_index, read_records, retire_records
@@ -116,7 +115,7 @@ class Catalog:
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
         engine: Opens the files of pages.
-        limits: The policy of eviction, and how many files may stay open.
+        limits: How many files may stay open, and whose quotas count.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Catalog:
         limits: StoreLimits,
     ) -> None:
         self.lock = threading.RLock()
-        self.index = Index(limits.eviction)
+        self.index = Index()
         self.index.max_age_s = limits.max_age_s
         self.index.timed = limits.max_age_s > 0
         if limits.tenants.rooms:
@@ -207,24 +206,20 @@ class Catalog:
             found = self._look_up(digests)
         return found
 
+    def packed(self, keys: Sequence[str]) -> bytes:
+        """Return the digests of keys, 16 bytes each."""
+        if self._place.digests:
+            return bytes.fromhex("".join(keys))
+        return packed_digests(keys, self._seed)
+
     def digests(self, keys: Sequence[str]) -> UInt64Array:
         """Return the digests of keys, uint64 (n, 2)."""
-        if self._place.digests:
-            words = np.frombuffer(bytes.fromhex("".join(keys)), "<u8")
-            return words.reshape(-1, 2)
-        return key_digests(keys, self._seed)
+        return np.frombuffer(self.packed(keys), "<u8").reshape(-1, 2)
 
     def has(self, digests: UInt64Array) -> BoolArray:
         """Return which keys are there, bool (n,), by digest; reads no file."""
         with self.lock:
             return cast("BoolArray", self.index.find(digests) != ABSENT)
-
-    def digest(self, key: str) -> tuple[int, int]:
-        """Return the two words of a key's digest."""
-        if self._place.digests:
-            low, high = self.digests([key])[0].tolist()
-            return low, high
-        return key_digest(key, self._seed)
 
     def lookup_durable(self, keys: Sequence[str]) -> LookupResult:
         """Look up keys, and check that their records are still on disk.
@@ -266,7 +261,7 @@ class Catalog:
                 finally:
                     os.close(fd)
                 believed = found.records[mine]
-                standing[mine] = are_same(stored, believed, segment.version)
+                standing[mine] = are_same(stored, believed)
         return standing
 
     def _look_up(self, digests: UInt64Array) -> LookupResult:
@@ -401,13 +396,13 @@ class Catalog:
         with self.lock:
             credible = credible_uses(self.index.used_ns)
             if credible is not self.index.used_ns:  # the clock was set back
-                self.index.used_ns = credible
+                self.index.used_ns[:] = credible
                 self.index.clock.newest_ns = 0
         for folder in list(self.folders.values()):
             folder.flush_uses()
 
     def open(self, numbers: Int32Array | Int64Array) -> OpenSegments:
-        """Open the files of segments, by number; `release` ends it."""
+        """Open the files of segments, by number; `release_all` ends it."""
         held: list[Segment] = []
         tokens = []
         failed = []
@@ -435,13 +430,9 @@ class Catalog:
         segment.touched = True
         return token
 
-    def release_one(self, segment: Segment) -> None:
-        """End one use of a file that `open_one` has opened."""
-        self._files.release((segment,))
-
-    def release(self, held: OpenSegments) -> None:
-        """End the use of files."""
-        self._files.release(held.segments)
+    def release_all(self, segments: Sequence[Segment]) -> None:
+        """End one use of each file that `open` or `open_one` has opened."""
+        self._files.release(segments)
 
     def invalidate(self, rows: Int64Array, believed: Records) -> BoolArray:
         """Erase records, here and on disk, so that a rewrite heals them.
@@ -474,7 +465,7 @@ class Catalog:
             try:
                 fd = open_index(segment.folder, str(segment.name), write=True)
                 try:
-                    same = retire_records(fd, slots, believed, segment.version)
+                    same = retire_records(fd, slots, believed)
                 finally:
                     os.close(fd)
             except FileNotFoundError:

@@ -287,7 +287,6 @@ class SegmentDirectory:
                 self._segment_bytes += known.nbytes
                 self.grown_bytes += known.nbytes
             known.name, known.commits = name, contents.commits
-            known.version = contents.version
             if index_fd >= 0:
                 known.index_fd = index_fd
             self._index.load(known.rows, contents.records, contents.used_ns)

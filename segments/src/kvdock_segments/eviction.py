@@ -240,10 +240,6 @@ class OtherPools:
                 return True
         return False
 
-    def has_colder(self, but_fd: int, colder_than_ns: int) -> bool:
-        """Return whether `evict_segment` would find one to delete."""
-        return any(True for _ in self._coldest_first(but_fd, colder_than_ns, 0))
-
     def _coldest_first(
         self, but_fd: int, colder_than_ns: float, least_slots: int
     ) -> Iterator[tuple[str, str]]:

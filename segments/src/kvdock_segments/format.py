@@ -12,8 +12,7 @@ misplaced and foreign records are ignored. A slot that could not be written has 
 record of another kind: the same fields with other meanings (see `failed_records`)
 and another checksum.
 
-Version 1 is read and never written: the writer of such a segment first converts its
-index file. Decision 126 shows the bytes of both.
+Decision 126 shows the bytes.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ import xxhash
 from kvdock.arrays import BoolArray, Int64Array, UInt64Array
 
 FORMAT_VERSION = 2
-"""Version of the layout that is written; files of later versions are neither read
-nor deleted."""
-FIRST_VERSION = 1
-"""Earliest version that is read."""
+"""Version of the layout; files of later versions are neither read nor deleted."""
 
 MAGIC = b"KVDOCKSG"
 HEADER_BYTES = 64
@@ -73,21 +69,6 @@ RECORD = np.dtype(
 )
 """One object. Its size is the header's `object_bytes`."""
 
-_RECORD_1 = np.dtype(
-    [
-        ("key_low", "<u8"),
-        ("key_high", "<u8"),
-        ("checksum", "<u8"),
-        ("nbytes", "<u8"),
-        ("stored_ns", "<u8"),
-        ("segment", "<u8"),
-        ("generation", "<u4"),
-        ("slot", "<u4"),
-        ("check", "<u8"),
-    ]
-)
-"""One object in version 1. Words 3 and 6 have another meaning there."""
-
 Records = npt.NDArray[np.void]
 
 # Odd constants of one line each, drawn once at random. The fold below is not
@@ -110,7 +91,6 @@ _FAILED_SALT = 0x6B76646F62610000 + FORMAT_VERSION
 _SLOT_SHIFT = np.uint64(48)
 _EXPIRY = np.uint64(2**32 - 1)
 _PROMISE = np.uint64(32)
-_SHARED_WORDS = (0, 1, 2, 4, 5, 7)  # of both versions
 _WORDS = RECORD_BYTES // 8
 _WORD = 2**64 - 1
 _FACTOR_ARRAYS = tuple(np.array(factor) for factor in _FACTORS)
@@ -208,12 +188,6 @@ def records_of(
         times: uint64 (n,) or one number, see `times_of`.
         tenant: Number of the tenant that they are stored for; 0 for none.
     """
-    if len(slots) == 1:
-        ends = times if isinstance(times, int) else int(times[0])
-        row = [*digests[0].tolist(), int(checksums[0]), ends, int(stored_ns[0])]
-        row += [segment, int(slots[0]) << int(_SLOT_SHIFT) | tenant]
-        words = np.array([*row, _fold_one(row)], np.uint64)
-        return cast("Records", words.view(RECORD))
     # Column by column: one contiguous row of memory for each word.
     columns = np.empty((_WORDS, len(slots)), np.uint64)
     columns[:2] = digests.T
@@ -286,16 +260,15 @@ def header_of(
 
 
 def parse_header(raw: bytes) -> Records | None:
-    """Decode a header; None if it is torn, foreign or of a later version."""
+    """Decode a header; None if it is torn, foreign or of another version."""
     if len(raw) < HEADER_BYTES:
         return None
     row = np.frombuffer(raw[:HEADER_BYTES], HEADER)
-    version = int(row["version"][0])
-    if row["magic"][0] != MAGIC or not FIRST_VERSION <= version <= FORMAT_VERSION:
+    if row["magic"][0] != MAGIC or row["version"][0] != FORMAT_VERSION:
         return None
     # In plain numbers: a start reads as many headers as there are segments.
     *words, check = row.view("<u8").tolist()
-    return row if _fold_one(words, _SALT + version) == check else None
+    return row if _fold_one(words) == check else None
 
 
 def is_newer(raw: bytes) -> bool:
@@ -314,40 +287,16 @@ def valid(rows: Records, header: Records, slots: Int64Array) -> BoolArray:
         header: The header of the file that they were read from.
         slots: int64 (n,), the slots that they were read from.
     """
-    version = int(header["version"][0])
-    if version == FIRST_VERSION:
-        rows = rows.view(_RECORD_1)
-    good = rows["check"] == fold(rows, _SALT + version)
+    good = rows["check"] == fold(rows)
     good &= rows["segment"] == header["segment"]
     good &= rows["slot"] == slots
-    if version == FIRST_VERSION:
-        good &= rows["nbytes"] == header["object_bytes"]
     return cast("BoolArray", good)
 
 
-def as_current(rows: Records, version: int) -> Records:
-    """Return valid records in the layout that is written, with their own checks."""
-    if version == FORMAT_VERSION:
-        return rows
-    fresh = rows.copy()
-    for field in ("expire_at", "keep_until", "tenant", "key_id"):
-        fresh[field] = 0
-    fresh["slot"] = rows.view(_RECORD_1)["slot"]
-    return fresh
-
-
-def are_same(stored: Records, believed: Records, version: int) -> BoolArray:
-    """Return which records on disk are the expected ones, bool (n,).
-
-    `believed` are as `as_current` returned them.
-    """
-    one, two = (
-        np.ascontiguousarray(rows).view(np.uint64).reshape(-1, _WORDS)
-        for rows in (stored, believed)
-    )
-    if version != FORMAT_VERSION:
-        one, two = one[:, _SHARED_WORDS], two[:, _SHARED_WORDS]
-    return cast("BoolArray", (one == two).all(axis=1))
+def are_same(stored: Records, believed: Records) -> BoolArray:
+    """Return which records on disk are the expected ones, bool (n,)."""
+    same = records_in_words(stored) == records_in_words(believed)
+    return cast("BoolArray", same.all(axis=1))
 
 
 def times_of(keep_until: Int64Array, expire_at: Int64Array) -> UInt64Array:
@@ -392,17 +341,15 @@ def key_seed(namespace: str) -> int:
     return int(namespace[:16], 16)
 
 
-def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
-    """Return 128-bit digests of keys, uint64 (n, 2), low word first.
+def packed_digests(keys: Sequence[str], seed: int) -> bytes:
+    """Return 128-bit digests of keys, one after the other.
 
     The seed is the namespace's, so that a collision found in one namespace is none in
     another.
     """
-    digests = map(xxhash.xxh3_128_digest, map(str.encode, keys), repeat(seed))
-    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+    return b"".join(map(xxhash.xxh3_128_digest, map(str.encode, keys), repeat(seed)))
 
 
-def key_digest(key: str, seed: int) -> tuple[int, int]:
-    """Return the words of one key's digest: `key_digests` in plain numbers."""
-    whole = xxhash.xxh3_128_digest(key.encode(), seed)
-    return int.from_bytes(whole[:8], "little"), int.from_bytes(whole[8:], "little")
+def key_digests(keys: Sequence[str], seed: int) -> UInt64Array:
+    """Return 128-bit digests of keys, uint64 (n, 2), low word first."""
+    return np.frombuffer(packed_digests(keys, seed), "<u8").reshape(-1, 2)

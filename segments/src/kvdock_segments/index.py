@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvdock_segments.eviction_policy import EvictionPolicy
+from kvdock import native
 from kvdock_segments.format import (
     RECORD,
     Records,
@@ -26,6 +26,8 @@ from kvdock_segments.segment import RowRange
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
+    from kvdock.native import Library
+    from kvdock_segments.page_call import PageCall
     from kvdock_segments.tenant_count import TenantCount
 
 T = TypeVar("T", bound=np.generic)
@@ -39,12 +41,9 @@ _ROW = np.uint64(0xFFFFFFFF)
 _TAG = np.uint64(32)
 _EMPTY = np.uint64(0)
 _TOMB = _ROW  # row number 2**32 - 2, which is never used
-_PLAIN_TOMB = int(_TOMB)
 _FULLEST = 0.5  # maximum share of lanes in use; above it, too many buckets overflow
 _ROOMY = 0.35  # maximum share after growing
 _SMALLEST = 64  # buckets
-_FEW = 4  # keys that are found and placed one by one
-_SOME = 24  # of many keys: those that are found or placed one by one after the others
 _STEP = 1 << 16  # rows handled at once, so that temporaries stay in the cache
 
 
@@ -84,8 +83,15 @@ class HashTable:
     """Row numbers by digest. Not thread-safe; digests belong to the caller."""
 
     def __init__(self) -> None:
-        self._lanes = np.zeros((_SMALLEST, _LANES), np.uint64)
-        self._used = 0  # lanes that are not empty, tombstones included
+        # Where it is, and behind that the rows of its index, for compiled code.
+        self.where = np.zeros(6, np.int64)
+        self.address = native.address_of(self.where)
+        self._renew(_SMALLEST)
+
+    def _renew(self, buckets: int) -> None:
+        self._lanes = np.zeros((buckets, _LANES), np.uint64)
+        self.used = 0  # lanes that are not empty, tombstones included
+        self.where[:2] = [native.address_of(self._lanes), buckets]
 
     @property
     def nbytes(self) -> int:
@@ -99,70 +105,6 @@ class HashTable:
             digests: uint64 (n, 2), what to look for.
             known: uint64 (rows, 2), the digest of each row.
         """
-        if len(digests) <= _FEW:
-            each = [self.find_one(low, high, known) for low, high in digests.tolist()]
-            return np.array(each, np.int64)
-        if len(digests) > _STEP or not len(known):
-            return self.find_anywhere(digests, known)
-        found, unsure = self.find_at_home(digests, known)
-        if len(unsure) > _SOME:
-            found[unsure] = self.find_anywhere(digests[unsure], known)
-        else:
-            for at in unsure.tolist():
-                low, high = digests[at].tolist()
-                found[at] = self.find_one(low, high, known)
-        return found
-
-    def find_one(self, low: int, high: int, words: UInt64Array) -> int:
-        """Return the row of one key, or `ABSENT`: `find` in plain numbers.
-
-        Args:
-            low: First word of its digest.
-            high: Second word.
-            words: uint64 (rows, 8), whose first two columns are digests.
-        """
-        tag, mask = high >> 32, len(self._lanes) - 1
-        bucket = low & mask
-        while True:
-            line = self._lanes[bucket].tolist()
-            for lane in line:
-                if lane >> 32 == tag:
-                    row = (lane & _PLAIN_TOMB) - 1
-                    if 0 <= row < len(words) and words[row, :2].tolist() == [low, high]:
-                        return int(row)
-            if 0 in line:
-                return ABSENT
-            bucket = (bucket + 1) & mask
-
-    def find_at_home(
-        self, digests: UInt64Array, known: UInt64Array
-    ) -> tuple[Int64Array, Int64Array]:
-        """Find keys by one look at the bucket that each one belongs to.
-
-        Returns:
-            The row of each, and the positions for which that does not suffice: the
-            bucket is full, or another key there has the same tag.
-        """
-        lines = self._lanes.take(self._home(digests), axis=0)
-        match = (lines >> _TAG) == (digests[:, 1] >> _TAG)[:, None]
-        lane = match.argmax(axis=1) + np.arange(0, match.size, _LANES)
-        hit = match.take(lane)
-        rows = (lines.take(lane) & _ROW).astype(np.int64) - 1
-        inside = hit & (rows >= 0) & (rows < len(known))
-        whole = np.count_nonzero(inside) == len(inside)
-        if whole and not np.count_nonzero(known[rows] != digests):
-            return rows, rows[:0]
-        found = np.where(inside, rows, ABSENT)
-        # Lanes are filled in order, so only that of a full bucket has its last one.
-        unsure = np.where(hit, ~inside, lines[:, -1] != _EMPTY)
-        there = np.flatnonzero(inside)
-        differ = known[found[there]] != digests[there]
-        if np.count_nonzero(differ):
-            unsure[there[differ.any(axis=1)]] = True
-        return found, np.flatnonzero(unsure)
-
-    def find_anywhere(self, digests: UInt64Array, known: UInt64Array) -> Int64Array:
-        """Find keys in the buckets that follow theirs, too."""
         found = np.full(len(digests), ABSENT, np.int64)
         asked = np.arange(len(digests))
         buckets = self._home(digests)
@@ -209,7 +151,7 @@ class HashTable:
             full = (lines != _EMPTY).all(axis=1)
             gone = full[which]
             self._lanes[buckets[which], lane] = np.where(gone, _TOMB, _EMPTY)
-            self._used -= int((~gone).sum())
+            self.used -= int((~gone).sum())
             onward = full & ~match.any(axis=1)
             asked, buckets = asked[onward], self._next(buckets[onward])
 
@@ -222,7 +164,7 @@ class HashTable:
 
     def reserve(self, more: int, known: UInt64Array) -> None:
         """Make room for many keys at once."""
-        if self._used + more <= _FULLEST * self._lanes.size:
+        if self.used + more <= _FULLEST * self._lanes.size:
             return
         lanes = self._lanes.ravel()
         old = lanes[(lanes != _EMPTY) & (lanes != _TOMB)]
@@ -230,20 +172,16 @@ class HashTable:
         while len(old) + more > _ROOMY * buckets * _LANES:
             buckets *= 2
         rows = (old & _ROW).astype(np.int64) - 1
-        self._lanes = np.zeros((buckets, _LANES), np.uint64)
-        self._used = 0
+        self._renew(buckets)
         for start in range(0, len(rows), _STEP):
             part = rows[start : start + _STEP]
             self._place(known[part], part)
 
     def _place(self, digests: UInt64Array, rows: Int64Array) -> None:
-        if len(rows) <= _FEW:
-            self._place_few(digests, rows)
-            return
         entries = (digests[:, 1] >> _TAG << _TAG) | (rows + 1).astype(np.uint64)
         buckets = self._home(digests)
         lanes = self._lanes.reshape(-1)
-        while True:
+        while len(rows):
             lines = self._lanes.take(buckets, axis=0)
             free = (lines == _EMPTY) | (lines == _TOMB)
             lane = free.argmax(axis=1)
@@ -256,27 +194,10 @@ class HashTable:
                 lanes[at[fits]] = entries[fits]
             # Of keys that chose the same lane one has it; the others choose again.
             placed = lanes.take(at) == entries
-            self._used += int(np.count_nonzero(placed & (lines.take(first) == _EMPTY)))
+            self.used += int(np.count_nonzero(placed & (lines.take(first) == _EMPTY)))
             left = np.flatnonzero(~placed)
-            if len(left) <= _SOME:
-                self._place_few(digests[left], rows[left])
-                return
             buckets = np.where(fits, buckets, self._next(buckets))[left]
-            entries, digests, rows = entries[left], digests[left], rows[left]
-
-    def _place_few(self, digests: UInt64Array, rows: Int64Array) -> None:
-        """Place a few keys in plain numbers: arrays take as long for one as for 50."""
-        lanes = self._lanes
-        mask = len(lanes) - 1
-        for (low, high), row in zip(digests.tolist(), rows.tolist(), strict=True):
-            bucket = low & mask
-            line = lanes[bucket].tolist()
-            while not (0 in line or _PLAIN_TOMB in line):
-                bucket = (bucket + 1) & mask
-                line = lanes[bucket].tolist()
-            lane = line.index(0 if 0 in line else _PLAIN_TOMB)
-            lanes[bucket, lane] = (high >> 32 << 32) | (row + 1)
-            self._used += not line[lane]
+            entries, rows = entries[left], rows[left]
 
 
 _RUN_S = 30.0
@@ -356,8 +277,8 @@ class UseClock:
 class Index:
     """Records by digest and by slot."""
 
-    def __init__(self, eviction: EvictionPolicy = EvictionPolicy.REUSE) -> None:
-        self.history = ReuseHistory(eviction)
+    def __init__(self) -> None:
+        self.history = ReuseHistory()
         self.records: Records = np.zeros(0, RECORD)
         self.words = records_in_words(self.records)
         self.used_ns: Int64Array = np.zeros(0, np.int64)
@@ -373,7 +294,7 @@ class Index:
         self.max_age_s = 0.0  # of records that say no time; 0 for any age
         self.version = 0  # of the set of keys
         self.clock = UseClock()
-        self._table = HashTable()
+        self.table = HashTable()
         self._end = 0  # rows handed out, free ones among them
         self._gaps = RowGaps()
         self._numbers = 0
@@ -383,7 +304,7 @@ class Index:
     def nbytes(self) -> int:
         """Memory of the index, bytes."""
         arrays = (self.records, self.used_ns, self.segment_of)
-        fixed = self._table.nbytes + self.history.nbytes
+        fixed = self.table.nbytes + self.history.nbytes
         return fixed + sum(array.nbytes for array in arrays)
 
     def open_rows(self, slots: int, object_bytes: int = 0) -> RowRange:
@@ -410,13 +331,13 @@ class Index:
         What holds the index may be a cycle, which Python collects much later.
         """
         self._grow_to(0)
-        self._table = HashTable()
+        self.table = HashTable()
         self.version += 1
 
     def reserve(self, rows: int) -> None:
         """Grow for many rows at once, so that loading them is fast."""
         self._grow(self._end + rows)
-        self._table.reserve(rows, self._digests())
+        self.table.reserve(rows, self._digests())
 
     def close_rows(self, rows: RowRange) -> None:
         """Remove a segment with all its records."""
@@ -431,10 +352,21 @@ class Index:
 
         A key whose record has expired is absent.
         """
-        rows = self._table.find(digests, self._digests())
+        rows = self._rows(digests)
         if self.timed and len(rows):
             there = np.flatnonzero(rows != ABSENT)
             rows[there[self._expired(rows[there])]] = ABSENT
+        return rows
+
+    def _rows(self, digests: UInt64Array) -> Int64Array:
+        """Return the row of each key, int64 (n,), expired or not, or `ABSENT`."""
+        compiled = native.library()
+        if compiled is None:
+            return self.table.find(digests, self._digests())
+        digests = np.ascontiguousarray(digests)
+        rows = np.empty(len(digests), np.int64)
+        places = native.address_of(digests), len(rows), native.address_of(rows)
+        compiled.find(self.table.address, *places)
         return rows
 
     def _expired(self, rows: Int64Array, grace_s: int = 0) -> BoolArray:
@@ -474,13 +406,6 @@ class Index:
         there = bool(self.records["check"][row])
         return there and bool(self._expired(np.array([row]), grace_s)[0])
 
-    def find_one(self, low: int, high: int) -> int:
-        """Return the row of one key, given the words of its digest, or `ABSENT`."""
-        row = self._table.find_one(low, high, self.words)
-        if self.timed and row >= 0 and self._expired(np.array([row]))[0]:
-            return ABSENT
-        return row
-
     def live(self, rows: RowRange) -> BoolArray:
         """Return which slots of a segment hold a record, bool (slots,)."""
         return cast("BoolArray", self.records["check"][rows.span] != 0)
@@ -516,10 +441,32 @@ class Index:
         digests = words[:, :2]
         # A key that has expired counts as absent and is still in the table.
         if absent_at == self.version and not self.timed:
-            self._table.add(digests, rows, self._digests())
+            self.table.add(digests, rows, self._digests())
         else:
             last = _last_of_equals(digests)
             self._map(digests[last], rows[last])
+        self.version += 1
+
+    def insert(
+        self, compiled: Library, call: PageCall, first: int, count: int, rows: RowRange
+    ) -> None:
+        """Fill rows of one segment with a call's records of keys that are absent.
+
+        As `put` does, for records without times.
+
+        Args:
+            compiled: The library.
+            call: Has the records, and the slot of each.
+            first: The page of the call that the first record is of.
+            count: How many records.
+            rows: The rows of the segment.
+        """
+        table, live = self.table, self.live_in
+        table.reserve(count, self._digests())
+        table.used += compiled.insert(
+            table.address, call.address, first, count, rows.first
+        )
+        live[rows.number] += count
         self.version += 1
 
     def load(self, rows: RowRange, records: Records, used_ns: Int64Array) -> None:
@@ -544,7 +491,7 @@ class Index:
         if self.tenants is not None:
             each = self.object_bytes_in[self.segment_of[there]]
             self.tenants.remove(self.records[there], each)
-        self._table.remove(self.words[there, :2], there)
+        self.table.remove(self.words[there, :2], there)
         self.words[there] = 0
         self.used_ns[there] = 0
 
@@ -571,24 +518,18 @@ class Index:
         self.history.note(stored_ns, self.used_ns[rows], self.clock.newest_ns)
         self.used_ns[rows] = used_ns
 
-    def touch_one(self, row: int, used_ns: int) -> None:
-        """Note that one row is used: `touch` in plain numbers."""
-        stored_ns, last_ns = int(self.words[row, _STORED]), int(self.used_ns[row])
-        self.history.note(stored_ns, last_ns, self.clock.newest_ns)
-        self.used_ns[row] = used_ns
-
     def _digests(self) -> UInt64Array:
         return self.words[:, :2]
 
     def _map(self, digests: UInt64Array, rows: Int64Array) -> None:
-        there = self._table.find(digests, self._digests())
+        there = self._rows(digests)
         known = there != ABSENT
         if known.any():
             moved = known & (there != rows)
-            self._table.remove(digests[moved], there[moved])
+            self.table.remove(digests[moved], there[moved])
             fresh = ~known | moved
             digests, rows = digests[fresh], rows[fresh]
-        self._table.add(digests, rows, self._digests())
+        self.table.add(digests, rows, self._digests())
 
     def _grow(self, rows: int) -> None:
         if rows <= len(self.records):
@@ -600,6 +541,8 @@ class Index:
         self.words = records_in_words(self.records)
         self.used_ns = _longer(self.used_ns, rows)
         self.segment_of = _longer(self.segment_of, rows)
+        of, table = native.address_of, self.table
+        table.where[2:] = [of(self.words), rows, of(self.used_ns), of(self.segment_of)]
 
 
 def _last_of_equals(digests: UInt64Array) -> Int64Array:

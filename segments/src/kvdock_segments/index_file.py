@@ -15,7 +15,6 @@ from kvdock.arrays import BoolArray, Int64Array
 from kvdock_segments import ownership
 from kvdock_segments.format import (
     COMMITS_AT,
-    FORMAT_VERSION,
     HEADER_BYTES,
     RECORD,
     RECORD_BYTES,
@@ -24,16 +23,13 @@ from kvdock_segments.format import (
     Records,
     are_failed,
     are_same,
-    as_current,
     credible_uses,
-    header_of,
     index_bytes,
     parse_header,
     promised,
     records_in_words,
     uses_at,
     valid,
-    with_checksums,
 )
 from kvdock_segments.io import preallocate_file
 from kvdock_segments.ownership import WriterLiveness
@@ -48,19 +44,17 @@ class IndexContents:
     """Contents of an index file when it was read.
 
     Args:
-        version: Version of its layout.
         slots: Number of slots.
         slot_bytes: Bytes from one slot to the next.
         object_bytes: Size of the objects.
         commits: Number of commits; changes whenever records are added.
-        records: (slots,), in the layout that is written; invalid ones are zero.
+        records: (slots,); invalid ones are zero.
         used_ns: int64 (slots,).
         corrupt_slots: int64 (n,), slots with an invalid record.
         corrupt_records: (n,), those records as they are.
         failed: (n,), records of slots that could not be written.
     """
 
-    version: int
     slots: int
     slot_bytes: int
     object_bytes: int
@@ -78,7 +72,7 @@ def open_index(folder: int, name: str, *, write: bool = False) -> int:
 
 
 def read_header(fd: int, name: IndexName) -> Records | None:
-    """Read a header; None if it is torn, another segment's, or of a later version."""
+    """Read a header; None if it is torn, another segment's, or of another version."""
     header = parse_header(os.pread(fd, HEADER_BYTES, 0))
     if header is None or int(header["segment"][0]) != name.segment:
         return None
@@ -88,7 +82,7 @@ def read_header(fd: int, name: IndexName) -> Records | None:
 
 
 def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | None:
-    """Read an index file whole; None if its head is torn or of a later version.
+    """Read an index file whole; None if its head is torn or of another version.
 
     Records of other segments are ignored, and slots beyond the `data_bytes` of the file
     of pages are lost.
@@ -96,7 +90,6 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
     header = read_header(fd, name)
     if header is None:
         return None
-    version = int(header["version"][0])
     slots, slot_bytes = int(header["slots"][0]), int(header["slot_bytes"][0])
     raw = b""
     # Bytes beyond the last time of use are not read, however many there are.
@@ -119,13 +112,11 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         failed_slots, corrupt_slots = records[wrong[failed]], wrong[~failed]
     corrupt_records = records[corrupt_slots]
     records[~good] = np.zeros((), RECORD)
-    records = as_current(records, version)
     used_ns = records["stored_ns"].astype(np.int64)
     if len(raw) >= index_bytes(slots):
         used_ns = np.maximum(used_ns, np.frombuffer(raw, "<i8", slots, uses_at(slots)))
     # No checksum covers the times of use: a damaged one would be the latest for ever.
     return IndexContents(
-        version=version,
         slots=slots,
         slot_bytes=slot_bytes,
         object_bytes=int(header["object_bytes"][0]),
@@ -215,16 +206,13 @@ def erase_records(fd: int, slots: Int64Array) -> None:
         write_records(fd, ordered, np.zeros(len(ordered), RECORD))
 
 
-def retire_records(
-    fd: int, slots: Int64Array, believed: Records, version: int = FORMAT_VERSION
-) -> BoolArray:
+def retire_records(fd: int, slots: Int64Array, believed: Records) -> BoolArray:
     """Erase records that are still the expected ones.
 
     Args:
         fd: The index file, open for writing.
         slots: int64 (n,), all different.
         believed: (n,).
-        version: Version of the file.
 
     Returns:
         bool (n,): which of them were erased; the others had been replaced.
@@ -232,50 +220,9 @@ def retire_records(
     stored = b"".join(
         read_record(fd, slot).ljust(RECORD_BYTES, b"\0") for slot in slots.tolist()
     )
-    same = are_same(np.frombuffer(stored, RECORD), believed, version)
+    same = are_same(np.frombuffer(stored, RECORD), believed)
     erase_records(fd, slots[same])
     return same
-
-
-def convert_index(
-    folder: int, name: IndexName, contents: IndexContents, kept_by: WriterLiveness
-) -> int:
-    """Replace a claimed index file by one of the version that is written.
-
-    A process that is killed meanwhile leaves the old file or the new one, whole.
-
-    Returns:
-        The descriptor of the new file, claimed.
-
-    Raises:
-        OSError: If it cannot be written; the old one stays.
-    """
-    fresh = IndexName(name.segment, name.generation, "new")
-    header = header_of(
-        name.segment,
-        name.generation,
-        contents.slots,
-        contents.slot_bytes,
-        contents.object_bytes,
-    )
-    with suppress(FileNotFoundError):  # of a process that was killed
-        os.unlink(str(fresh), dir_fd=folder)
-    fd = make_index(folder, fresh, header, contents.slots, kept_by)
-    try:
-        there = np.flatnonzero(contents.records["check"] != 0)
-        records = contents.records[there]
-        with_checksums(records)
-        write_records(fd, there, records)
-        os.pwrite(fd, contents.used_ns.astype("<i8").tobytes(), uses_at(contents.slots))
-        commits = contents.commits + 1
-        os.pwrite(fd, commits.to_bytes(8, "little"), COMMITS_AT)
-        os.rename(str(fresh), str(name), src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        os.close(fd)
-        with suppress(OSError):
-            os.unlink(str(fresh), dir_fd=folder)
-        raise
-    return fd
 
 
 def make_index(

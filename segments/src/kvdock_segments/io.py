@@ -28,6 +28,8 @@ from kvdock.errors import KvdockError
 if TYPE_CHECKING:
     from kvdock.arrays import Int32Array, Int64Array, UInt64Array
     from kvdock.batch import MemoryGate
+    from kvdock.native import Movement
+    from kvdock_segments.helpers import Tasks
 
 Token = Any
 """What `IOEngine.open_file` returns; the store keeps it and never looks into it."""
@@ -49,16 +51,11 @@ MOST_GRANULE = 4 << 20  # bytes between two checks of the deadline
 MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _TASK = 1 << 20  # bytes that a helper takes at once
 _SMALL = 128 << 10  # bytes of objects that one thread moves
-_FEW = 256  # objects that are planned one by one
 
 
 def granule_of(object_bytes: int) -> int:
     """Return the bytes that share a call: two large objects, or several small ones."""
     return max(GRANULE, min(2 * object_bytes, MOST_GRANULE))
-
-
-Tasks = list[tuple[int, int]]
-"""The first run of each task, and the one behind its last."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -78,6 +75,9 @@ class IORequest:
         expected: uint64 (n,), the checksums of what is read, or None. An engine
             that has an object elsewhere first does not copy one that differs, and
             one with a gate leaves no byte of it, as far as a call takes it whole.
+        movement: The same places in the arrays of compiled code, in the order in which
+            they are moved; None where none were prepared. Only `PosixIOEngine` knows
+            what to do with it.
     """
 
     write: bool
@@ -89,6 +89,7 @@ class IORequest:
     deadline_s: float = float("inf")
     gate: MemoryGate | None = None
     expected: UInt64Array | None = attrs.field(default=None, repr=False)
+    movement: Movement | None = attrs.field(default=None, repr=False)
 
     def __len__(self) -> int:
         """Return the number of objects."""
@@ -103,6 +104,7 @@ class IORequest:
             addresses=self.addresses[which],
             sizes=self.sizes[which],
             expected=None if self.expected is None else self.expected[which],
+            movement=None,
         )
 
 
@@ -292,18 +294,6 @@ class IOPlan:
                     yield at, size
 
 
-def sorted_rows(request: IORequest) -> tuple[Int64Array, int]:
-    """Return objects in the order of their places, and the bytes of the largest."""
-    sizes = request.sizes
-    same = len(request) == 1 or not sizes.strides[0]
-    most = int(sizes[0].sum() if same else sizes.sum(axis=1).max())
-    if len(request) == 1:
-        return np.zeros(1, np.int64), most
-    if len(request.files) == 1:
-        return np.argsort(request.offsets), most
-    return np.lexsort((request.offsets, request.file_of)), most
-
-
 def tasks_of(count: int, most_bytes: int) -> Tasks:
     """Cut rows into tasks of about a megabyte, given the bytes of the largest."""
     step = max(1, _TASK // max(1, most_bytes))
@@ -312,7 +302,7 @@ def tasks_of(count: int, most_bytes: int) -> Tasks:
 
 def plan_request(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
     """Sort objects by offset, join adjacent ones into runs, runs into tasks."""
-    plan, tasks = plan_rows(request, result) or plan_arrays(request, result)
+    plan, tasks = _plan(request, result)
     # Writes to one file follow each other in the kernel. Pages of 64K, put by two
     # threads, took 2.9 ms where one took 2.2.
     if len(tasks) > 1 and request.write and is_small(request):
@@ -320,67 +310,7 @@ def plan_request(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
     return plan, tasks
 
 
-def plan_rows(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks] | None:
-    """Plan a request of equal objects in one file, in lists: as `plan_arrays` does.
-
-    Arrays pay from some 300 objects on; a usual batch has 1 to 128.
-
-    Returns:
-        None for another request.
-    """
-    sizes, count = request.sizes, len(request)
-    if len(request.files) != 1 or count > _FEW or (count > 1 and sizes.strides[0]):
-        return None
-    row = sizes[0].tolist()
-    size = sum(row)
-    granule_bytes = granule_of(size)
-    if not 0 < size <= granule_bytes:
-        return None
-    offsets = request.offsets.tolist()
-    addresses = request.addresses.tolist()
-    order = np.arange(count)
-    if sorted(offsets) != offsets:
-        which = sorted(range(count), key=offsets.__getitem__)
-        offsets = [offsets[at] for at in which]
-        addresses = [addresses[at] for at in which]
-        order = np.array(which)
-    task_bytes = max(_TASK, granule_bytes)
-    # Runs never cross a granule, nor tasks a megabyte: see `plan_arrays`.
-    most = max(1, min(MOST_BUFFERS // len(row), granule_bytes // size))
-    starts: list[int] = []
-    edges = [0]
-    following = task = -1
-    for at, offset in enumerate(offsets):
-        if offset != following or not at % most:
-            if at * size // task_bytes != task:
-                task = at * size // task_bytes
-                if at:
-                    edges.append(len(starts))
-            starts.append(at)
-        following = offset + size
-    edges.append(len(starts))
-    expected = request.expected
-    plan = IOPlan(
-        write=request.write,
-        order=order,
-        files=[request.files[0]] * count,
-        offsets=offsets,
-        addresses=addresses,
-        sizes=[row] * count,
-        pieces=len(row),
-        totals=np.full(count, size),
-        runs=[*starts, count],
-        granule=granule_bytes,
-        deadline_s=request.deadline_s,
-        gate=request.gate,
-        expected=None if expected is None else expected[order].tolist(),
-        result=result,
-    )
-    return plan, list(pairwise(edges))
-
-
-def plan_arrays(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
-    """Sort objects by offset, join adjacent ones into runs, runs into tasks."""
+def _plan(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
     count = len(request)
     sizes = request.sizes
     if sizes.strides[0] == 0:

@@ -9,7 +9,6 @@ import attrs
 
 from kvdock.config.tenants import Tenants
 from kvdock.errors import SettingsError
-from kvdock_segments.eviction_policy import EvictionPolicy
 from kvdock_segments.format import index_bytes
 from kvdock_segments.ownership import WriterLiveness
 
@@ -60,13 +59,10 @@ class StoreLimits:
 
     Args:
         quota_bytes: Maximum bytes of all its pools; 0 for no quota.
-        high_watermark: Share of the quota at which eviction begins.
-        low_watermark: Share of the quota at which eviction ends.
         free_bytes: Space of the file system that stays free.
         segment_bytes: Size of a segment; smaller where space is short.
         open_files: Maximum number of files of pages that stay open beyond those in
             use; 0 to derive it from the process's limit of descriptors.
-        eviction: Which pages make way for new ones.
         retained_share: Share of the quota that may be promised.
         max_age_s: How long pages are served that say no time; 0 for ever.
         erase_within_s: How soon after its time a page is overwritten.
@@ -74,21 +70,13 @@ class StoreLimits:
     """
 
     quota_bytes: int = 0
-    high_watermark: float = 1.0
-    low_watermark: float = 1.0
     free_bytes: int = 0
     segment_bytes: int = 256 << 20
     open_files: int = 0
-    eviction: EvictionPolicy = EvictionPolicy.REUSE
     retained_share: float = 0.5
     max_age_s: float = 0.0
     erase_within_s: float = 60.0
     tenants: Tenants = attrs.field(factory=Tenants, repr=False)
-
-    @property
-    def high_bytes(self) -> int:
-        """Bytes at which eviction begins; 0 for no quota."""
-        return int(self.quota_bytes * self.high_watermark)
 
     def check(self, object_bytes: int, slot_bytes: int) -> None:
         """Reject a quota that is too small for one object.
@@ -97,12 +85,12 @@ class StoreLimits:
             SettingsError: If there is a quota and it is too small.
         """
         least = least_bytes(slot_bytes)
-        if self.quota_bytes and self.high_bytes < least:
+        if self.quota_bytes and self.quota_bytes < least:
             raise SettingsError(
                 f"a quota of {self.quota_bytes} bytes has no room for one object of "
                 f"{object_bytes} bytes",
-                fix=f"Give at least {least} bytes below the high watermark, and "
-                f"some {LEAST_SEGMENTS} times as much for eviction to work well.",
+                fix=f"Give at least {least} bytes, and some {LEAST_SEGMENTS} times as "
+                "much for eviction to work well.",
             )
 
 

@@ -19,9 +19,7 @@ import ctypes
 import errno
 import os
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,10 +28,10 @@ import numpy as np
 import xxhash
 
 from kvdock import native
-from kvdock.daemon_threads import DaemonThreads
 from kvdock.synchronization import ProcessGuard
 from kvdock_segments import paths
 from kvdock_segments.bounce import BLOCK, BounceBuffer
+from kvdock_segments.helpers import Helpers, Tasks, Work
 from kvdock_segments.io import (
     DEADLINE,
     EMPTY_CHECKSUM,
@@ -44,18 +42,15 @@ from kvdock_segments.io import (
     IOPlan,
     IORequest,
     IOResult,
-    Tasks,
     granule_of,
     is_small,
     plan_request,
-    sorted_rows,
     tasks_of,
 )
 
 if TYPE_CHECKING:
     from kvdock.batch import MemoryGate
 
-_MANY = 8  # pieces of small objects that are worth a call of compiled code
 _FEW = 3  # views that are hashed one by one
 _MEMORY_BLOCK = 512  # memory addresses of direct I/O
 _CACHED: int = getattr(os, "RWF_NOWAIT", 0)
@@ -64,8 +59,6 @@ _Move = Callable[[int, list[memoryview], int], int]
 _Pieces = list[tuple[int, int]]
 """Host address and bytes of each piece of memory."""
 _Hash = xxhash.xxh3_64
-_Work = Callable[[int, int], None]
-"""Moves what is numbered from the first number up to, not including, the second."""
 
 
 class PosixIOEngine(IOEngine):
@@ -84,7 +77,7 @@ class PosixIOEngine(IOEngine):
         self._probe = [bytearray(1)]
         # One entry for each call under way: a list is changed without a lock.
         self._calls: list[None] = []
-        self._helpers = DaemonThreads(self._threads - 1)
+        self._helpers = Helpers(self._threads - 1)
         self._guard = ProcessGuard()
 
     def slot_bytes(self, object_bytes: int) -> int:
@@ -107,8 +100,13 @@ class PosixIOEngine(IOEngine):
 
     def move(self, request: IORequest) -> IOResult:
         """Sum and write objects, or read and sum them."""
-        result = IOResult.of(len(request))
-        if not len(request):
+        count, movement = len(request.offsets), request.movement
+        if not count or movement is None:
+            result = IOResult.of(count)
+        else:
+            errors, nbytes, sums = movement.errors, movement.nbytes, movement.sums
+            result = IOResult(errors[:count], nbytes[:count], sums[:count])
+        if not count:
             return result
         self._calls.append(None)
         try:
@@ -116,39 +114,51 @@ class PosixIOEngine(IOEngine):
             if compiled is None or self._leaves(request):
                 self._move_in_python(request, result)
             else:
-                self._move_compiled(compiled, request, result)
+                movement = movement or self._prepared(compiled, request, result)
+                self._move_compiled(movement, request, result)
         finally:
             self._calls.pop()
         return result
 
-    def _move_compiled(
+    def _prepared(
         self, compiled: native.Library, request: IORequest, result: IOResult
-    ) -> None:
-        """Move objects in compiled code; what it leaves is moved in Python."""
-        gated = request.gate is not None
-        order, most = sorted_rows(request)
-        movement = native.Movement(
+    ) -> native.Movement:
+        """Write down where the objects of a request lie, in the order of the places."""
+        return native.Movement(
             compiled=compiled,
-            write=1 + gated if request.write else 0,
-            granule=granule_of(most),
-            block=BLOCK if self._direct else 0,
-            flags=_CACHED if gated and not request.write else 0,
-            deadline_s=request.deadline_s,
-            order=order,
+            order=np.lexsort((request.offsets, request.file_of)),
             files=np.asarray(request.files, np.int64)[request.file_of],
             offsets=request.offsets,
-            addresses=request.addresses,
-            sizes=request.sizes,
-            expected=request.expected if gated else None,
             sums=result.checksums,
             nbytes=result.nbytes,
             errors=result.errors,
         )
-        work: _Work = movement.move
-        if request.gate is not None:
-            gate_work = _write_gated if request.write else _read_gated
-            work = partial(gate_work, movement, request.gate)
-        self._share(work, tasks_of(len(order), most))
+
+    def _move_compiled(
+        self, movement: native.Movement, request: IORequest, result: IOResult
+    ) -> None:
+        """Move objects in compiled code; what it leaves is moved in Python."""
+        gate, write, sizes = request.gate, request.write, request.sizes
+        if len(sizes) == 1 or not sizes.strides[0]:
+            most = sum(sizes[0].tolist())
+        else:
+            most = int(sizes.sum(axis=1).max())
+        movement.begin(
+            request.addresses,
+            sizes,
+            write=0 if not write else 1 if gate is None else 2,
+            granule=granule_of(most),
+            block=BLOCK if self._direct else 0,
+            flags=0 if write or gate is None else _CACHED,
+            deadline_s=request.deadline_s,
+            expected=None if gate is None else request.expected,
+        )
+        work: Work = movement.move
+        if gate is not None:
+            work = partial(_write_gated if write else _read_gated, movement, gate)
+        self._share(work, tasks_of(len(request.offsets), most))
+        if not np.count_nonzero(result.errors):
+            return
         left = np.flatnonzero(result.errors == native.LEFT)
         if len(left):
             rest = IOResult.of(len(left))
@@ -159,8 +169,6 @@ class PosixIOEngine(IOEngine):
 
     def _leaves(self, request: IORequest) -> bool:
         """Return whether a request is left to Python as a whole."""
-        if request.addresses.size < _MANY and int(request.sizes[0].sum()) <= GRANULE:
-            return True  # sooner done than its numbers are written down
         if request.gate is None or request.write:
             return False
         # Nothing may wait for a disk while a gate is open.
@@ -168,35 +176,17 @@ class PosixIOEngine(IOEngine):
 
     def _move_in_python(self, request: IORequest, result: IOResult) -> None:
         plan, tasks = plan_request(request, result)
-        if len(tasks) == 1 or self._threads == 1 or self._is_alone(request, plan):
-            self._work(plan, 0, tasks[-1][1])
-        else:
-            self._share(partial(self._work, plan), tasks)
+        if self._is_alone(request, plan):
+            tasks = [(0, tasks[-1][1])]
+        self._share(partial(self._work, plan), tasks)
 
-    def _share(self, work: _Work, tasks: Tasks) -> None:
+    def _share(self, work: Work, tasks: Tasks) -> None:
         """Do tasks on this thread and on helpers, unless other calls use those."""
-        others = min(self._threads, len(tasks)) - 1
-        if others < 1 or (not self._direct and len(self._calls) >= self._threads):
-            for first, last in tasks:
-                work(first, last)
-            return
-        todo = deque(tasks)
-        helpers = self._pool()
-        futures: list[Future[None]] = []
-        try:
-            with suppress(RuntimeError):  # no thread can be started: do it all here
-                for _ in range(others):
-                    # Not in one expression: helpers that began before a failure count.
-                    help_out = partial(_drain, work, todo)
-                    futures.append(helpers.submit(help_out))
-            _drain(work, todo)
-        finally:
-            # A helper that begins late must not find a task on the caller's memory.
-            todo.clear()
-            wait([future for future in futures if not future.cancel()])
-        for future in futures:
-            if not future.cancelled():
-                future.result()
+        alone = not self._direct and len(self._calls) >= self._threads
+        if len(tasks) == 1 or self._threads == 1 or alone:
+            work(tasks[0][0], tasks[-1][1])
+        else:
+            self._pool().share(work, tasks)
 
     def _is_alone(self, request: IORequest, plan: IOPlan) -> bool:
         """Return whether a call has no helpers: they add nothing but their hand-over.
@@ -210,10 +200,10 @@ class PosixIOEngine(IOEngine):
         small = not plan.write and is_small(request)
         return small and self._is_cached(plan.files[-1], plan.offsets[-1])
 
-    def _pool(self) -> DaemonThreads:
+    def _pool(self) -> Helpers:
         if self._guard.forked:
             # A child inherits the object of the pool and none of its threads.
-            self._helpers = DaemonThreads(self._threads - 1)
+            self._helpers = Helpers(self._threads - 1)
             self._guard = ProcessGuard()
         return self._helpers
 
@@ -471,15 +461,6 @@ def _write_gated(
     movement.move(first, stop)
     if gate.closed:
         movement.errors[movement.order[first:stop]] = DEADLINE
-
-
-def _drain(work: _Work, todo: deque[tuple[int, int]]) -> None:
-    while True:
-        try:
-            first, last = todo.popleft()
-        except IndexError:
-            return
-        work(first, last)
 
 
 def _granules(

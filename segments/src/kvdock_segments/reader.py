@@ -16,20 +16,11 @@ if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray, UInt64Array
     from kvdock_segments.catalog import Catalog, LookupResult, OpenSegments
     from kvdock_segments.format import Records
-    from kvdock_segments.io import Token
 
 _OK = int(Outcome.OK)
 """A plain number: numpy looks for arrays in members of enumerations, which takes
 microseconds for each."""
 _ABSENT = int(Outcome.ABSENT)
-_ONE_OK = np.zeros(1, np.uint8)
-_ONE_OK.flags.writeable = False
-_FIRST = np.zeros(1, np.int64)
-_FIRST.flags.writeable = False
-_SLOT_SHIFT = np.uint64(48)
-_EXPIRY = 2**32 - 1
-_CHECKSUM, _TIMES, _SEGMENT, _PLACE = 2, 3, 5, 6
-"""Words of a record; the slot is the highest quarter of the place."""
 _DAMAGE = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _LOST = (errno.EIO, errno.ENODATA, errno.EUCLEAN, errno.ESTALE, errno.ENXIO)
 """Errors for lost bytes, as opposed to a wrong call."""
@@ -57,120 +48,6 @@ class Reader:
         return BatchResult.of(batch, absent.view(np.uint8))
 
     def get(self, batch: Batch) -> BatchResult:
-        """Fill the memory of a batch."""
-        catalog = self._catalog
-        loaded = self.get_one(batch) if len(batch) == 1 else self.get_together(batch)
-        if loaded is not None:
-            catalog.count("get", loaded.outcomes)
-            return loaded
-        return self.get_any(batch)
-
-    def get_one(self, batch: Batch) -> BatchResult | None:
-        """Load one object that is there and whole, in plain numbers.
-
-        Returns:
-            None for any other: then nothing is decided, and `get_any` finds out
-            what is wrong.
-        """
-        catalog = self._catalog
-        size = int(batch.sizes[0].sum())
-        catalog.refresh(looked=True)
-        low, high = catalog.digest(batch.keys[0])
-        with catalog.lock:
-            index = catalog.index
-            row = index.find_one(low, high)
-            if row < 0 or not size:
-                return None
-            words = index.words[row].tolist()
-            number = int(index.segment_of[row])
-            segment = catalog.segments.get(number)
-            if segment is None or index.object_bytes_in[number] != size:
-                return None
-            right = words[_SEGMENT] == segment.name.segment
-            token = catalog.open_one(segment) if right else None
-            if token is None:
-                return None
-            index.touch_one(row, index.clock.begin_read(1, batch.deadline_s))
-        offsets = np.array([(words[_PLACE] >> 48) * segment.slot_bytes])
-        sums = np.array([words[_CHECKSUM]], np.uint64)
-        try:
-            result = self._read(batch, (token,), _FIRST, offsets, sums)
-        finally:
-            catalog.release_one(segment)
-        if (
-            result.errors[0]
-            or int(result.checksums[0]) != words[_CHECKSUM]
-            or result.nbytes[0] != size
-        ):
-            return None
-        end = words[_TIMES] & _EXPIRY
-        ends = np.array([end], np.int64) if end else None
-        return BatchResult(_ONE_OK, result.nbytes, expire_at=ends)
-
-    def get_together(self, batch: Batch) -> BatchResult | None:
-        """Load objects of one size, all there and whole; else as `get_one`."""
-        catalog, sizes = self._catalog, batch.sizes
-        if not sizes.size or sizes.strides[0]:
-            return None
-        size = int(sizes[0].sum())
-        catalog.refresh(looked=True)
-        digests = catalog.digests(batch.keys)
-        with catalog.lock:
-            index = catalog.index
-            rows = index.find(digests)
-            if not size or int(rows.min()) < 0:
-                return None
-            words, numbers = index.words[rows], index.segment_of[rows]
-            if np.count_nonzero(index.object_bytes_in[numbers] != size):
-                return None
-            held = catalog.open(numbers)
-            files = held.position_of(words[:, _SEGMENT])
-            there = int(files.min()) >= 0
-            if there:
-                index.touch(rows, index.clock.read(len(rows), batch.deadline_s))
-        sums = words[:, _CHECKSUM]
-        try:
-            if not there:
-                return None
-            slots = (words[:, _PLACE] >> _SLOT_SHIFT).astype(np.int64)
-            result = self._read(
-                batch, held.tokens, files, held.offsets(files, slots), sums
-            )
-        finally:
-            catalog.release(held)
-        if (
-            np.count_nonzero(result.errors)
-            or np.count_nonzero(result.checksums != sums)
-            or np.count_nonzero(result.nbytes != size)
-        ):
-            return None
-        outcomes = np.zeros(len(rows), np.uint8)
-        return BatchResult(outcomes, result.nbytes, expire_at=_ends(words[:, _TIMES]))
-
-    def _read(
-        self,
-        batch: Batch,
-        files: tuple[Token, ...],
-        file_of: Int64Array,
-        offsets: Int64Array,
-        expected: UInt64Array,
-    ) -> IOResult:
-        """Read all objects of a batch."""
-        return self._engine.move(
-            IORequest(
-                write=False,
-                files=files,
-                file_of=file_of,
-                offsets=offsets,
-                addresses=batch.addresses,
-                sizes=batch.sizes,
-                deadline_s=batch.deadline_s,
-                gate=batch.gate,
-                expected=expected,
-            )
-        )
-
-    def get_any(self, batch: Batch) -> BatchResult:
         """Load what can be loaded, and find out what is wrong with the rest."""
         catalog = self._catalog
         outcomes = np.full(len(batch), _ABSENT, np.uint8)
@@ -192,7 +69,7 @@ class Reader:
                     )
                 self._heal(found.rows, found.records, loaded)
             finally:
-                catalog.release(held)
+                catalog.release_all(held.segments)
             outcomes[found.there] = loaded
             ends[found.there] = found.records["expire_at"]
         catalog.count("get", outcomes)
@@ -214,13 +91,6 @@ class Reader:
             raced = self._catalog.invalidate(once, believed[bad[first]])[which]
             outcomes[bad[raced]] = Outcome.ABSENT
             self._catalog.counts["pages_raced"] += int(raced.sum())
-
-
-def _ends(times: UInt64Array) -> Int64Array | None:
-    """Return when objects expire; None where none does."""
-    if not np.count_nonzero(times):
-        return None
-    return (times & np.uint64(_EXPIRY)).astype(np.int64)
 
 
 def _expected(

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.arrays import BoolArray, Int64Array, UInt64Array
-from kvdock_segments.eviction_policy import EvictionPolicy
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -150,13 +149,9 @@ class ReuseHistory:
 
     Called under a lock of its own: uses are noted under that of the index, and what
     is cold is found without it.
-
-    Args:
-        policy: With `LRU` nothing is counted.
     """
 
-    def __init__(self, policy: EvictionPolicy = EvictionPolicy.REUSE) -> None:
-        self.policy = policy
+    def __init__(self) -> None:
         self.ghosts = Ghosts()
         self._lock = threading.Lock()
         self._reused: Float64Array = np.zeros((CLASSES, _BINS))
@@ -182,8 +177,6 @@ class ReuseHistory:
             used_ns: When each had been used before.
             now_ns: When they are used.
         """
-        if self.policy is EvictionPolicy.LRU:
-            return
         self._noted.append((stored_ns, used_ns, now_ns))
         if len(self._noted) >= _FOLD:
             with self._lock:
@@ -204,7 +197,7 @@ class ReuseHistory:
             used_ns: int64 (n,).
             now_ns: The time.
         """
-        if self.policy is EvictionPolicy.LRU or not len(digests):
+        if not len(digests):
             return
         with self._lock:
             stored_ns, used_ns = self.ghosts.add(digests, stored_ns, used_ns)
@@ -223,8 +216,6 @@ class ReuseHistory:
             digests: uint64 (n, 2), of their keys, in the order of the prefix.
             used_ns: int64 (n,), when they are used.
         """
-        if self.policy is EvictionPolicy.LRU:
-            return used_ns
         with self._lock:
             known, stored_ns, last_ns = self.ghosts.take(digests)
             if not len(known):
@@ -265,11 +256,6 @@ class ReuseHistory:
             may_go = may_go[::step]
         else:
             step = 1
-        if self.policy is EvictionPolicy.LRU:
-            going = used_ns[may_go]
-            wanted = min(wanted, len(going))
-            cold_ns = np.partition(going, wanted - 1)[wanted - 1]
-            return ColdTimes(0, 0, np.full(CLASSES, cold_ns))
         with self._lock:
             self._learn(stored_ns, used_ns, now_ns, step)
             recent_ns, long_ns = self._spans()

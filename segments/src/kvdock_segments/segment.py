@@ -14,7 +14,6 @@ from kvdock.arrays import BoolArray, Int64Array
 from kvdock_segments import ownership
 from kvdock_segments.format import (
     COMMITS_AT,
-    FORMAT_VERSION,
     Records,
     failed_records,
     index_bytes,
@@ -99,7 +98,6 @@ class Segment:
     name: IndexName
     rows: RowRange
     slot_bytes: int
-    version: int = FORMAT_VERSION
     commits: int = 0
     index_fd: int = -1
     links: int = 1

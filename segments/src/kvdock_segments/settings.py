@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock.config import choice, count, option, path, size
+from kvdock.config import count, option, path, size
 from kvdock.errors import SettingsError
-from kvdock_segments.eviction_policy import EvictionPolicy
 
 if TYPE_CHECKING:
     from kvdock_segments.limits import StoreLimits
@@ -33,12 +32,6 @@ class SegmentSettings:
     free_space: int = size(
         1 << 30, help="Bytes of the file system that stay free for other programs."
     )
-    high_watermark: float = option(
-        1.0, help="Share of the quota at which eviction begins."
-    )
-    low_watermark: float = option(
-        1.0, help="Share of the quota at which eviction ends."
-    )
     segment_bytes: int = size(
         256 << 20,
         help="Maximum size of a segment file; small stores begin with smaller ones.",
@@ -48,11 +41,6 @@ class SegmentSettings:
         most=1 << 20,
         help="Files of pages that stay open in each pool; 0 to derive it from the "
         "limit of descriptors.",
-    )
-    eviction: EvictionPolicy = choice(
-        EvictionPolicy.REUSE,
-        help="Which pages make way: those that bring the fewest uses for their room, "
-        "as learned from earlier ones (reuse), or those used longest ago (lru).",
     )
     retained_share: float = option(
         0.5, help="Share of the quota that may be promised to pages (retention)."
@@ -68,12 +56,6 @@ class SegmentSettings:
 
     def __attrs_post_init__(self) -> None:
         """Reject values that are out of range."""
-        if not 0 < self.low_watermark <= self.high_watermark <= 1:
-            raise SettingsError(
-                f"low_watermark {self.low_watermark} and high_watermark "
-                f"{self.high_watermark} are not two ascending shares of the quota",
-                fix="Choose 0 < low_watermark <= high_watermark <= 1.",
-            )
         if not 0 <= self.retained_share <= 1:
             raise SettingsError(
                 f"retained_share {self.retained_share} is not a share of the quota",
@@ -102,11 +84,8 @@ class SegmentSettings:
 
         return StoreLimits(
             quota_bytes=self.quota,
-            high_watermark=self.high_watermark,
-            low_watermark=self.low_watermark,
             free_bytes=self.free_space,
             segment_bytes=self.segment_bytes,
             open_files=self.open_files,
-            eviction=self.eviction,
             retained_share=self.retained_share,
         )

@@ -20,7 +20,6 @@ from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.capacity import Capacity, TenantUse
 from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError
-from kvdock.synchronization import ProcessGuard
 from kvdock.throttled_log import ThrottledLog, at_powers_of_two
 from kvdock_segments import paths
 from kvdock_segments.allocator import SegmentAllocator
@@ -33,6 +32,7 @@ from kvdock_segments.limits import StoreLimits
 from kvdock_segments.namespace_files import keep_files, remove_damaged
 from kvdock_segments.paths import OUT_OF_FILES
 from kvdock_segments.promises import PromiseBudget
+from kvdock_segments.quick import QuickWay
 from kvdock_segments.reader import Reader
 from kvdock_segments.retention import Retainer
 from kvdock_segments.room import Room
@@ -224,7 +224,8 @@ class SegmentStore(ClosedAfterUse):
         self._writer = Writer(
             self._catalog, self._allocator, self._engine, self._retainer
         )
-        self._guard = ProcessGuard()
+        self._quick = QuickWay(self._catalog, self._writer, self._engine)
+        self._pid = os.getpid()
 
     def run(self, batch: Batch) -> BatchResult:
         """Run one batch.
@@ -238,7 +239,8 @@ class SegmentStore(ClosedAfterUse):
         try:
             if self._awaits_room and not self._open_late():
                 return self._run_without_room(batch)
-            self._check_fork()
+            if os.getpid() != self._pid:
+                self._check_fork()
             return self._run(batch)
         except OSError as error:
             failure = error
@@ -253,27 +255,33 @@ class SegmentStore(ClosedAfterUse):
         )
         return BatchResult.all(batch, Outcome.ERROR)
 
-    def _run(self, batch: Batch) -> BatchResult:  # noqa: PLR0911 - one for each operation
-        self._check_gone()
+    def _run(self, batch: Batch) -> BatchResult:
+        if self._catalog.gone() or time.monotonic() >= self._look_at_s:
+            self._check_gone()
         if self._catalog.index.timed:
             self._retainer.watch(self._limits.erase_within_s)
         match batch.operation:
+            case Operation.GET:
+                return self._quick.get(batch) or self._reader.get(batch)
             case Operation.EXISTS:
                 return self._reader.exists(batch)
             case Operation.PUT:
-                result = self._writer.put(batch)
+                result = self._quick.put(batch) or self._writer.put(batch)
                 if self._tracked.limit:
                     self._track(batch, result)
                 return result
-            case Operation.GET:
-                return self._reader.get(batch)
+            case _:
+                return self._run_rarely(batch)
+
+    def _run_rarely(self, batch: Batch) -> BatchResult:
+        match batch.operation:
             case Operation.DELETE:
                 return self._delete(batch)
             case Operation.CLEAR:
                 return self._clear(batch)
             case Operation.RETAIN:
                 return self._retainer.retain(batch)
-            case Operation.SEND:
+            case _:
                 return BatchResult.all(batch, Outcome.REFUSED)
 
     def _run_without_room(self, batch: Batch) -> BatchResult:
@@ -298,10 +306,10 @@ class SegmentStore(ClosedAfterUse):
                 return _cleared(batch, f"{self.place.namespace}/")
 
     def _check_fork(self) -> None:
-        if not self._guard.forked:
+        if os.getpid() == self._pid:
             return
         with self._forking:
-            if self._guard.forked:
+            if os.getpid() != self._pid:
                 # Threads, locks and claims belong to the parent: open everything again.
                 self._catalog.close_after_fork()
                 self._failures = ThrottledLog(log, at_powers_of_two)
@@ -510,7 +518,6 @@ class SegmentStore(ClosedAfterUse):
             return
         self._check_fork()
         self._retainer.close()
-        self._writer.close()
         self._catalog.close()
         self._engine.close()
         os.close(self._namespace_fd)

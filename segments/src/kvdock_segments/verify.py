@@ -136,12 +136,10 @@ class _Checker:
         """Return whether a record is on disk as it was read."""
         stored = np.frombuffer(read_record(fd, slot), RECORD)
         believed = contents.records[slot : slot + 1]
-        return len(stored) == 1 and bool(
-            are_same(stored, believed, contents.version)[0]
-        )
+        return len(stored) == 1 and bool(are_same(stored, believed)[0])
 
     def _forget(self, fd: int, contents: IndexContents, bad: Int64Array) -> None:
-        erased = retire_records(fd, bad, contents.records[bad], contents.version)
+        erased = retire_records(fd, bad, contents.records[bad])
         wrong = retire_records(fd, contents.corrupt_slots, contents.corrupt_records)
         self.tally.forgotten += int(erased.sum()) + int(wrong.sum())
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock import native
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.format import Records, records_of, times_of
 from kvdock_segments.io import (
@@ -20,13 +21,13 @@ from kvdock_segments.io import (
     IOResult,
 )
 from kvdock_segments.paths import OUT_OF_FILES
-from kvdock_segments.recycling import SegmentRecycler
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
     from kvdock_segments.allocator import SegmentAllocator
     from kvdock_segments.catalog import Catalog
     from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.page_call import PageCall
     from kvdock_segments.retention import Retainer
     from kvdock_segments.segment import Segment
 
@@ -62,7 +63,7 @@ class SlotReservation:
 
 
 @attrs.define(eq=False)
-class _PutBatch:
+class PutBatch:
     """A batch of objects to store.
 
     Args:
@@ -70,6 +71,7 @@ class _PutBatch:
         used_ns: int64 (n,), the time of use of each.
         stored_ns: int64 (n,), since when each counts as stored.
         absent_at: Version of the index at which they were absent, or -1.
+        call: For compiled code, with the times of them; None for the thorough way.
         kept: bool (n,), which are stored with the promise that was asked for.
     """
 
@@ -78,6 +80,7 @@ class _PutBatch:
     used_ns: Int64Array
     stored_ns: Int64Array
     absent_at: int
+    call: PageCall | None = None
     kept: BoolArray = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -102,46 +105,17 @@ class Writer:
         self._lock = catalog.lock
         self._index = catalog.index
         self._reserving = threading.Lock()
-        self._recycler = SegmentRecycler(allocator, self._reserving)
         self._active: dict[SegmentDirectory, ActiveSegment] = {}
 
     def put(self, batch: Batch) -> BatchResult:
         """Store the objects of a batch that are absent."""
-        outcomes, kept = self.put_fresh(batch) or self.put_any(batch)
+        outcomes, kept = self._put(batch)
         self._catalog.count("put", outcomes)
         result = BatchResult.of(batch, outcomes)
         return attrs.evolve(result, kept=kept) if batch.keep_until else result
 
-    def put_fresh(self, batch: Batch) -> tuple[OutcomeArray, BoolArray] | None:
-        """Store objects of one size of which none is there.
-
-        Returns:
-            An outcome for each, and which are promised; None for any other batch:
-            then nothing is stored.
-        """
-        catalog, sizes, count = self._catalog, batch.sizes, len(batch)
-        if not sizes.size or (count > 1 and sizes.strides[0]):
-            return None
-        size = int(sizes[0].sum())
-        if not size:
-            return None
-        catalog.refresh(looked=True)
-        digests = catalog.digests(batch.keys)
-        with self._lock:
-            present = self._index.find(digests) >= 0
-            version = self._index.version
-        if np.count_nonzero(present) or catalog.refresh(stored=True):
-            return None
-        if count > 1 and len(set(digests[:, 0].tolist())) < count:
-            return None
-        used_ns, stored_ns = catalog.write_times(
-            digests, batch.deadline_s, batch.tenant
-        )
-        fresh = _PutBatch(batch, digests, used_ns, stored_ns, version)
-        return self._store(fresh, np.arange(count), size), fresh.kept
-
-    def put_any(self, batch: Batch) -> tuple[OutcomeArray, BoolArray]:
-        """Store the absent ones of any objects; as `put_fresh`."""
+    def _put(self, batch: Batch) -> tuple[OutcomeArray, BoolArray]:
+        """Return an outcome for each object, and which of them are promised."""
         found = self._catalog.lookup_durable(batch.keys)
         wanted = batch.object_bytes
         # An object of another length under this key can only be damaged.
@@ -164,19 +138,19 @@ class Writer:
         if len(missing):
             first, copy_of = _without_repeats(found.digests[missing])
             todo = missing[first]
-            fresh = _PutBatch(batch, found.digests, used_ns, stored_ns, absent_at)
+            fresh = PutBatch(batch, found.digests, used_ns, stored_ns, absent_at)
             sizes = wanted[todo]
             if (sizes == sizes[0]).all():
-                outcomes[todo] = self._store(fresh, todo, int(sizes[0]))
+                outcomes[todo] = self.store(fresh, todo, int(sizes[0]))
             else:
                 for size in np.unique(sizes).tolist():
                     same = todo[sizes == size]
-                    outcomes[same] = self._store(fresh, same, size)
+                    outcomes[same] = self.store(fresh, same, size)
             outcomes[missing] = outcomes[todo][copy_of]
             kept[missing] = fresh.kept[todo][copy_of]
         return outcomes, kept
 
-    def _store(self, fresh: _PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
+    def store(self, fresh: PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
         """Store objects of one size; return an outcome for each."""
         outcomes = np.full(len(todo), _REFUSED_PAGE, np.uint8)
         folder = self._catalog.folder(size)
@@ -190,7 +164,7 @@ class Writer:
         while reserved := self.reserve(folder, len(todo) - done, before_ns, tenant):
             rows = todo[done : done + len(reserved.slots)]
             try:
-                result = self._move(fresh.batch, rows, reserved, size)
+                result = self._move(fresh, rows, reserved, size)
                 outcomes[done : done + len(rows)] = self._publish(
                     fresh, rows, reserved, result, size
                 )
@@ -198,74 +172,82 @@ class Writer:
                 self.commit_reservation(reserved, reserved.slots)
                 raise
             done += len(rows)
-        self._recycler.ask(folder)
         return outcomes
 
-    def close(self) -> None:
-        """End what runs in the background; called before its folders are closed."""
-        self._recycler.close()
-
     def _move(
-        self, batch: Batch, rows: Int64Array, reserved: SlotReservation, size: int
+        self, fresh: PutBatch, rows: Int64Array, reserved: SlotReservation, size: int
     ) -> IOResult:
         """Write objects of one size into reserved slots."""
         if not size:
             return _not_moved(len(rows), 0)
-        segment = reserved.active.segment
-        whole = len(rows) == len(batch)
+        batch, call, segment = fresh.batch, fresh.call, reserved.active.segment
+        count, whole = len(rows), len(rows) == len(batch)
         token = self._catalog.open_one(segment)
         if token is None:
             held = self._catalog.open(np.array([segment.rows.number]))
-            self._catalog.release(held)
+            self._catalog.release_all(held.segments)
             error = errno.EMFILE if len(held.failed) else errno.ESTALE
             return _not_moved(len(rows), error)
+        compiled = native.library() if call is not None else None
         try:
+            if call is not None and compiled is not None:
+                call.slots[:count] = reserved.slots
+                call.note_file(0, token, segment.slot_bytes)
+                compiled.place_in_slots(call.address, count)
+                file_of, offsets = call.file_of[:count], call.offsets[:count]
+            else:
+                file_of = np.zeros(count, np.int64)
+                offsets = reserved.slots * segment.slot_bytes
             return self._engine.move(
                 IORequest(
                     write=True,
                     files=(token,),
-                    file_of=np.zeros(len(rows), np.int64),
-                    offsets=reserved.slots * segment.slot_bytes,
+                    file_of=file_of,
+                    offsets=offsets,
                     addresses=batch.addresses if whole else batch.addresses[rows],
                     sizes=batch.sizes if whole else _chosen(batch.sizes, rows),
                     deadline_s=batch.deadline_s,
                     gate=batch.gate,
+                    movement=None if call is None else call.movement,
                 )
             )
         finally:
-            self._catalog.release_one(segment)
+            self._catalog.release_all((segment,))
 
     def _publish(
         self,
-        fresh: _PutBatch,
+        fresh: PutBatch,
         rows: Int64Array,
         reserved: SlotReservation,
         result: IOResult,
         size: int,
     ) -> OutcomeArray:
         """Make objects visible that were written whole; return their outcomes."""
-        segment = reserved.active.segment
+        segment, tenant = reserved.active.segment, fresh.batch.tenant or self._tenant
         outcomes = _judged(result, size)
         slots, sums = reserved.slots, result.checksums
         good = np.arange(len(slots))
         if np.count_nonzero(outcomes):
+            fresh.call = None
             good = np.flatnonzero(outcomes == _OK)
             wrong = ~np.isin(result.errors, _NOT_THE_SLOT)
             self._set_aside(reserved.active, slots[wrong])
             rows, sums = rows[good], sums[good]
-        times, promised = self._times_of(fresh, rows, segment)
-        records = records_of(
-            fresh.digests[rows],
-            sums,
-            segment=segment.name.segment,
-            slots=slots[good],
-            stored_ns=fresh.stored_ns[rows],
-            times=times,
-            tenant=fresh.batch.tenant or self._tenant,
-        )
+        promised = 0
+        records = self._made_records(fresh, rows, segment.name.segment, tenant)
+        if records is None:
+            times, promised = self._times_of(fresh, rows, segment)
+            records = records_of(
+                fresh.digests[rows],
+                sums,
+                segment=segment.name.segment,
+                slots=slots[good],
+                stored_ns=fresh.stored_ns[rows],
+                times=times,
+                tenant=tenant,
+            )
         if len(good):
-            used_ns = fresh.used_ns[rows]
-            done = self._commit(fresh, reserved.active, slots[good], records, used_ns)
+            done = self._commit(fresh, reserved.active, slots[good], records, rows)
             if done is not None:
                 outcomes[good[~done]] = _REFUSED_PAGE
             fresh.kept[rows[:promised]] = True if done is None else done[:promised]
@@ -278,8 +260,19 @@ class Writer:
         self.commit_reservation(reserved, slots[~stored])
         return outcomes
 
+    def _made_records(
+        self, fresh: PutBatch, rows: Int64Array, segment: int, tenant: int
+    ) -> Records | None:
+        """Make the records of what was written in compiled code; None without it."""
+        call, compiled, count = fresh.call, native.library(), len(rows)
+        if call is None or compiled is None:
+            return None
+        digests = native.address_of(fresh.digests)
+        compiled.record(call.address, digests, int(rows[0]), count, segment, tenant)
+        return call.records[:count]
+
     def _times_of(
-        self, fresh: _PutBatch, rows: Int64Array, segment: Segment
+        self, fresh: PutBatch, rows: Int64Array, segment: Segment
     ) -> tuple[UInt64Array | int, int]:
         """Return the times of records, and how many of them have a promise."""
         batch, promised = fresh.batch, 0
@@ -314,11 +307,11 @@ class Writer:
 
     def _commit(
         self,
-        fresh: _PutBatch,
+        fresh: PutBatch,
         active: ActiveSegment,
         slots: Int64Array,
         records: Records,
-        used_ns: Int64Array,
+        rows: Int64Array,
     ) -> BoolArray | None:
         """Write records to disk and into the index.
 
@@ -327,12 +320,12 @@ class Writer:
             active: Where the objects were written.
             slots: int64 (n,), ascending.
             records: (n,).
-            used_ns: int64 (n,), when each is used.
+            rows: int64 (n,), their places in the batch.
 
         Returns:
             bool (n,): which of them are stored; None for all of them.
         """
-        segment, done = active.segment, None
+        segment, done, call = active.segment, None, fresh.call
         known_failed = bool(segment.failed)
         with self._lock:
             if not segment.owned:  # cleared by another process meanwhile
@@ -347,16 +340,22 @@ class Writer:
                 self._set_aside(active, slots[~done])
                 if not done.any():
                     segment.rest()
-                slots, records, used_ns = slots[done], records[done], used_ns[done]
+                slots, records, rows = slots[done], records[done], rows[done]
+                call = None
             if known_failed:
                 active.folder.count_failed(segment)
             known = fresh.absent_at == self._index.version
-            self._index.put(
-                slots + segment.rows.first,
-                records,
-                used_ns,
-                absent_at=fresh.absent_at,
-            )
+            compiled = native.library()
+            if known and call is not None and compiled is not None:
+                place = segment.rows
+                self._index.insert(compiled, call, int(rows[0]), len(rows), place)
+            else:
+                self._index.put(
+                    slots + segment.rows.first,
+                    records,
+                    fresh.used_ns[rows],
+                    absent_at=fresh.absent_at,
+                )
             fresh.absent_at = self._index.version if known else -1
         return done
 
@@ -401,8 +400,7 @@ class Writer:
             self._release_full(active)
 
     def _open(self, folder: SegmentDirectory, before_ns: int) -> ActiveSegment | None:
-        segment = self._recycler.take(folder, before_ns)
-        segment = segment or self._allocator.acquire(folder, before_ns)
+        segment = self._allocator.acquire(folder, before_ns)
         if segment is None:
             self._active.pop(folder, None)
             return None

@@ -17,7 +17,6 @@ import numpy as np
 
 from kvdock.config import Promote, Tier, Write
 from kvdock.tiers.uses import Uses
-from kvdock_segments import EvictionPolicy
 from kvdock_segments.reuse import ReuseHistory
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class ModelStore:
         self._stored_ns = np.zeros(len(digests), np.int64)
         self._live: list[Int64Array] = []
         self._pages = 0
-        self._history = ReuseHistory(EvictionPolicy.REUSE)
+        self._history = ReuseHistory()
         self._digests = digests
 
     def use(self, blocks: Int64Array, times_ns: Int64Array, now_ns: int) -> None:

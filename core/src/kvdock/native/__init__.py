@@ -54,7 +54,7 @@ def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:
     found = np.empty(count, np.uint64)
     nbytes = int(rows.sum()) * (1 if stride else count)
     function = compiled.hash_locked if nbytes <= _SHORT else compiled.hash
-    places = _address(starts), _address(rows), _address(found)
+    places = address_of(starts), address_of(rows), address_of(found)
     done = function(count, pieces, stride, *places)
     return found if done == count else _checksums(addresses, sizes)
 
@@ -91,72 +91,71 @@ class Movement:
 
     Args:
         compiled: The library.
-        write: 0 if they come from the files; 1 if they go there; 2 if they go there
-            as `hash_rows` has hashed them, and are not hashed again.
-        granule: Most bytes of a system call.
-        block: For direct I/O, the block of the files; else 0.
-        flags: Of `preadv2`; only for reads.
-        deadline_s: When to begin no call any more, on `time.monotonic()`'s clock.
         order: int64 (n,), in which rows are moved.
         files: int64 (n,), descriptors.
         offsets: int64 (n,), where objects begin in their files.
-        addresses: int64 (n, segments), host byte addresses.
-        sizes: int64 (n, segments), bytes; 0 for no piece. May be a broadcast row.
-        expected: uint64 (n,), or None. An object that is read and has another sum,
-            or cannot be read, is zeroed.
         sums: uint64 (n,), filled with the xxh3 of objects that were moved.
         nbytes: int64 (n,), filled with their bytes.
         errors: int32 (n,), filled with 0 or `LEFT`; as it was where it is too late.
     """
 
     compiled: Library = attrs.field(repr=False)
-    write: int
-    granule: int
-    block: int
-    flags: int
-    deadline_s: float
     order: Int64Array = attrs.field(repr=False, converter=_in_one_block)
     files: Int64Array = attrs.field(repr=False, converter=_in_one_block)
     offsets: Int64Array = attrs.field(repr=False, converter=_in_one_block)
-    addresses: Int64Array = attrs.field(repr=False, converter=_in_one_block)
-    sizes: Int64Array = attrs.field(repr=False)
-    expected: UInt64Array | None = attrs.field(repr=False)
     sums: UInt64Array = attrs.field(repr=False)
     nbytes: Int64Array = attrs.field(repr=False)
     errors: Int32Array = attrs.field(repr=False)
     # What the library reads, kept for as long as it does.
+    _read: tuple[object, ...] = attrs.field(default=(), init=False, repr=False)
     _words: Int64Array = attrs.field(init=False, repr=False)
     _at: int = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        """Write down where everything is."""
-        self.sizes, stride = _rows(self.sizes)
-        expected = self.expected
+        """Write down where everything is that all calls have in common."""
+        self._words = np.zeros(16, np.int64)
+        of = address_of
+        self._words[7:10] = [of(self.order), of(self.files), of(self.offsets)]
+        self._words[13:] = [of(self.sums), of(self.nbytes), of(self.errors)]
+        self._at = address_of(self._words)
+
+    def begin(
+        self,
+        addresses: Int64Array,
+        sizes: Int64Array,
+        *,
+        write: int,
+        granule: int,
+        block: int = 0,
+        flags: int = 0,
+        deadline_s: float = float("inf"),
+        expected: UInt64Array | None = None,
+    ) -> None:
+        """Say what is moved next.
+
+        Args:
+            addresses: int64 (n, segments), host byte addresses.
+            sizes: int64 (n, segments), bytes; 0 for no piece. May be a broadcast row.
+            write: 0 if objects come from the files; 1 if they go there; 2 if they go
+                there as `hash_rows` has hashed them, and are not hashed again.
+            granule: Most bytes of a system call.
+            block: For direct I/O, the block of the files; else 0.
+            flags: Of `preadv2`; only for reads.
+            deadline_s: When to begin no call any more, on `time.monotonic()`'s clock.
+            expected: uint64 (n,), or None. An object that is read and has another
+                sum, or cannot be read, is zeroed.
+        """
+        addresses = np.ascontiguousarray(addresses, np.int64)
+        rows, stride = _rows(sizes)
+        sums = 0
         if expected is not None:
-            self.expected = expected = np.ascontiguousarray(expected, np.uint64)
-        ends_ns = self.deadline_s * 1e9
-        self._words = np.array(
-            [
-                self.write,
-                self.addresses.shape[1],
-                stride,
-                self.granule,
-                self.block,
-                self.flags,
-                int(ends_ns) if ends_ns < _LATEST else _LATEST,
-                _address(self.order),
-                _address(self.files),
-                _address(self.offsets),
-                _address(self.addresses),
-                _address(self.sizes),
-                0 if expected is None else _address(expected),
-                _address(self.sums),
-                _address(self.nbytes),
-                _address(self.errors),
-            ],
-            np.int64,
-        )
-        self._at = _address(self._words)
+            expected = np.ascontiguousarray(expected, np.uint64)
+            sums = address_of(expected)
+        ends_ns = min(deadline_s * 1e9, _LATEST)
+        head = [write, addresses.shape[1], stride, granule, block, flags, int(ends_ns)]
+        self._words[:7] = head
+        self._words[10:13] = [address_of(addresses), address_of(rows), sums]
+        self._read = (addresses, rows, expected)
 
     def leave_uncached(self, first: int, stop: int) -> None:
         """Make rows `LEFT` that take several calls, or may wait for a disk.
@@ -186,5 +185,6 @@ def _rows(sizes: Int64Array) -> tuple[Int64Array, int]:
     return _in_one_block(sizes), sizes.shape[1]
 
 
-def _address(array: np.ndarray[Any, Any]) -> int:
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Return the host address of an array's first byte."""
     return int(array.__array_interface__["data"][0])

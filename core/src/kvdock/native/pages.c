@@ -1,6 +1,6 @@
 /* Pages, many in one call: read or write them, and hash each while its bytes are in
- * the processor's cache. The interpreter's lock is not held meanwhile. Everything
- * here has a twin in Python, which also takes what this leaves: errors, short reads,
+ * the processor's cache. The interpreter's lock is not held meanwhile. And the index of a
+ * page store: find pages, and insert records. Everything here has a twin in Python, which also takes what this leaves: errors, short reads,
  * memory that does not suit direct I/O, and objects under 241 bytes. The hash is XXH3
  * of 64 bits without a seed, as its specification describes it. */
 #define _GNU_SOURCE
@@ -216,7 +216,7 @@ EXPORT int64_t kvdock_hash(int64_t count, int64_t pieces, int64_t stride,
   return count;
 }
 
-EXPORT const int64_t kvdock_version = 4; /* of all arguments, and of a Move's words */
+EXPORT const int64_t kvdock_version = 5; /* of all arguments, and of the words of structs */
 
 /* What is moved, in words of 8 bytes: Python's Movement says what each is. */
 typedef struct {
@@ -355,4 +355,189 @@ EXPORT void kvdock_move(const Move *m, int64_t first, int64_t stop) {
     if ((int64_t)now.tv_sec * 1000000000 + now.tv_nsec >= m->deadline_ns) return;
     first = move_run(m, first, stop);
   }
+}
+
+/* ---- The index of a page store -----------------------------------------------------------
+ * A call of up to PAGES pages in three steps, each with the interpreter's lock, as it takes
+ * microseconds: `look` finds the pages, `plan` or `place_in_slots` says where their bytes go,
+ * and `record` and `insert` make what was written visible. Between them bytes are moved, without
+ * that lock. A step that meets what is not usual says so and has changed nothing. */
+
+#define LANES 8            /* of a bucket of the hash table */
+#define ROW 0xFFFFFFFFu    /* of a lane: the number of a row, plus 1; above it a tag */
+#define TOMB ROW           /* a lane whose key is gone; behind it others may follow */
+#define ABSENT -1
+#define FILES 16           /* most segments of a call */
+#define RECORD_WORDS 8
+enum { LOW, HIGH, CHECKSUM, TIMES, STORED, SEGMENT, PLACE, CHECK }; /* words of a record */
+#define SLOT_SHIFT 48      /* of PLACE; its lower half is the tenant */
+#define EXPIRY 0xFFFFFFFFu /* of TIMES */
+#define SALT (0x6B76646F636B0000u + 2)
+#define MIX 0xBF58476D1CE4E5B9u
+
+static const uint64_t FACTORS[CHECK] = {
+    0x9E6C63D0976B2D1B, 0xD1342543DE82EF95, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB,
+    0x8EBC6AF09C88C6E3, 0x589965CC75374CC3, 0x1D8E4E27C47D124F,
+};
+
+/* Where the index is: Python's Index keeps it up to date. */
+typedef struct {
+  uint64_t *lanes;
+  int64_t buckets;
+  uint64_t *words;
+  int64_t rows;
+  int64_t *used_ns;
+  const int32_t *segment_of;
+} Index;
+
+/* What one call has of its own: Python's PageCall says what each is. */
+typedef struct {
+  int64_t *rows, *stored_ns, *used_ns, *segments, *slot_bytes, *slots;
+  int64_t *order, *file_of, *offsets;
+  const int64_t *tokens;
+  int64_t *files;
+  uint64_t *expected, *sums, *records;
+  int32_t *errors;
+} Call;
+
+/* The row of a key, or ABSENT. */
+static int64_t find(const Index *index, uint64_t low, uint64_t high) {
+  const uint64_t mask = (uint64_t)index->buckets - 1;
+  for (uint64_t bucket = low & mask;; bucket = (bucket + 1) & mask) {
+    const uint64_t *line = index->lanes + bucket * LANES;
+    int empty = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+      const int64_t row = (int64_t)(line[lane] & ROW) - 1;
+      empty |= !line[lane];
+      if (line[lane] >> 32 == high >> 32 && row >= 0 && row < index->rows) {
+        const uint64_t *words = index->words + row * RECORD_WORDS;
+        if (words[LOW] == low && words[HIGH] == high) return row;
+      }
+    }
+    if (empty) return ABSENT;
+  }
+}
+
+/* Find keys by their digests, two words each; return how many are in the index. */
+EXPORT int64_t kvdock_find(const Index *index, const uint64_t *digests, int64_t count,
+                           int64_t *rows) {
+  const uint64_t mask = (uint64_t)index->buckets - 1;
+  int64_t known = 0;
+  for (int64_t i = 0; i < count; i++)
+    __builtin_prefetch(index->lanes + (digests[2 * i] & mask) * LANES);
+  for (int64_t i = 0; i < count; i++) {
+    rows[i] = find(index, digests[2 * i], digests[2 * i + 1]);
+    known += rows[i] != ABSENT;
+  }
+  return known;
+}
+
+/* Whether two digests have the same first word, which keys of one batch hardly have. */
+static int repeats(const uint64_t *digests, int64_t count) {
+  for (int64_t i = 1; i < count; i++)
+    for (int64_t k = 0; k < i; k++)
+      if (digests[2 * i] == digests[2 * k]) return 1;
+  return 0;
+}
+
+/* Look pages up. Return 0 if none is there and all are different; else in how many segments
+ * they all are, with their numbers in `segments`; ABSENT in all other cases. Pages that
+ * expire are such a case. */
+EXPORT int64_t kvdock_look(const Index *index, const Call *c, const uint64_t *digests,
+                           int64_t count) {
+  const int64_t known = kvdock_find(index, digests, count, c->rows);
+  int64_t segments = 0, last = 0;
+  if (!known) return repeats(digests, count) ? ABSENT : 0;
+  if (known < count) return ABSENT;
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t number = index->segment_of[c->rows[i]];
+    if (index->words[c->rows[i] * RECORD_WORDS + TIMES] & EXPIRY) return ABSENT;
+    if (!segments || c->segments[last] != number)
+      for (last = 0; last < segments && c->segments[last] != number;) last++;
+    if (last == FILES) return ABSENT;
+    if (last == segments) c->segments[segments++] = number;
+    c->file_of[i] = last;
+  }
+  return segments;
+}
+
+/* Sort the places of pages, by file and offset. Nearly always they are in order. */
+static void sort(const Call *c, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    int64_t at = i;
+    for (; at; at--) {
+      const int64_t before = c->order[at - 1];
+      if (c->file_of[before] < c->file_of[i] ||
+          (c->file_of[before] == c->file_of[i] && c->offsets[before] <= c->offsets[i])) break;
+      c->order[at] = before;
+    }
+    c->order[at] = i;
+    c->files[i] = c->tokens[c->file_of[i]];
+    c->errors[i] = ETIMEDOUT;
+  }
+}
+
+/* Say where pages that `look` has found lie, and note that they are used, the first one last.
+ * The times of before are left in `stored_ns` and `used_ns`. */
+EXPORT void kvdock_plan(const Index *index, const Call *c, int64_t count, int64_t first_ns) {
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t row = c->rows[i];
+    const uint64_t *words = index->words + row * RECORD_WORDS;
+    c->offsets[i] = (int64_t)(words[PLACE] >> SLOT_SHIFT) * c->slot_bytes[c->file_of[i]];
+    c->expected[i] = words[CHECKSUM];
+    c->stored_ns[i] = (int64_t)words[STORED];
+    c->used_ns[i] = index->used_ns[row];
+    index->used_ns[row] = first_ns - i;
+  }
+  sort(c, count);
+}
+
+/* Say where pages go that have got `slots` of the first segment. */
+EXPORT void kvdock_place_in_slots(const Call *c, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    c->file_of[i] = 0;
+    c->offsets[i] = c->slots[i] * c->slot_bytes[0];
+  }
+  sort(c, count);
+}
+
+/* Make the records of pages that were written, the first of which is page `first` of the call. */
+EXPORT void kvdock_record(const Call *c, const uint64_t *digests, int64_t first, int64_t count,
+                          uint64_t segment, uint64_t tenant) {
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t page = first + i;
+    uint64_t *words = c->records + i * RECORD_WORDS, state = SALT;
+    words[LOW] = digests[2 * page], words[HIGH] = digests[2 * page + 1];
+    words[CHECKSUM] = c->sums[i], words[TIMES] = 0;
+    words[STORED] = (uint64_t)c->stored_ns[page], words[SEGMENT] = segment;
+    words[PLACE] = (uint64_t)c->slots[i] << SLOT_SHIFT | tenant;
+    for (int w = 0; w < CHECK; w++) {
+      state = (state ^ words[w]) * FACTORS[w];
+      state ^= state >> 29;
+    }
+    state *= MIX;
+    words[CHECK] = state ^ state >> 29;
+  }
+}
+
+/* Insert records of keys that are not in the index; return how many empty lanes they take. */
+EXPORT int64_t kvdock_insert(const Index *index, const Call *c, int64_t first, int64_t count,
+                             int64_t first_row) {
+  const uint64_t mask = (uint64_t)index->buckets - 1;
+  int64_t taken = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const uint64_t *words = c->records + i * RECORD_WORDS;
+    const int64_t row = first_row + c->slots[i];
+    memcpy(index->words + row * RECORD_WORDS, words, RECORD_WORDS * sizeof *words);
+    index->used_ns[row] = c->used_ns[first + i];
+    for (uint64_t bucket = words[LOW] & mask, lane = 0;; lane++) {
+      if (lane == LANES) bucket = (bucket + 1) & mask, lane = 0;
+      uint64_t *entry = index->lanes + bucket * LANES + lane;
+      if (*entry && *entry != TOMB) continue;
+      taken += !*entry;
+      *entry = words[HIGH] >> 32 << 32 | (uint64_t)(row + 1);
+      break;
+    }
+  }
+  return taken;
 }
