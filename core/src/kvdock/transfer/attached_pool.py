@@ -565,7 +565,9 @@ class AttachedPool:
         if whole and self._physical:
             call.lease = self.leases.take_all(pages)
             whole = call.lease is not None
-        outcomes = placement.move(call) if whole else self._move_in_turns(call)
+        outcomes = (
+            placement.move(call) if whole else self._move_in_turns(placement, call)
+        )
         batches.outcomes[start:stop] = outcomes
 
     def _once(
@@ -578,14 +580,14 @@ class AttachedPool:
         outcomes[chosen[again]] = Outcome.REFUSED
         return chosen[~again]
 
-    def _move_in_turns(self, batch: PageCall) -> OutcomeArray:
+    def _move_in_turns(self, placement: Placement, batch: PageCall) -> OutcomeArray:
         """Store or load pages that cannot all be moved at once.
 
         Those under a call are refused. A page that is given twice is stored again
         afterwards, and loaded once: it can hold only one of them. What is being
         deleted is stored last.
         """
-        placement, operation, hashes = batch.placement, batch.operation, batch.hashes
+        operation, hashes = batch.operation, batch.hashes
         outcomes = np.full(len(hashes), Outcome.REFUSED, np.uint8)
         deleting = np.zeros(len(hashes), np.bool_)
         if operation is Operation.PUT and placement.deletes:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from kvdock.arrays import any_of
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
 from kvdock.events import TENANT
-from kvdock.resilience.channel import MemoryUse
+from kvdock.resilience.channel import BackendChannel, MemoryUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvdock.arrays import Int64Array, OutcomeArray
+    from kvdock.plugin.manifest import Support
+    from kvdock.plugin.store import PoolStore
     from kvdock.resilience.executor import Job
     from kvdock.retention import CallTimes
     from kvdock.transfer.host_memory import HostBuffer
     from kvdock.transfer.leases import Lease
-    from kvdock.transfer.placement import Placement
     from kvdock.transfer.staging import StagingBuffer, StagingBuffers
 
 log = logging.getLogger("kvdock")
@@ -31,6 +32,40 @@ GATE_CLOSE_S = 5.0
 _OK = int(Outcome.OK)
 _LATE = np.uint8(Outcome.TIMEOUT)
 _ABSENT = np.uint8(Outcome.ABSENT)
+
+
+class Place(Protocol):
+    """What a batch knows of the placement that its pages are stored in."""
+
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend."""
+
+    @property
+    def channel(self) -> BackendChannel:
+        """The channel of the backend."""
+
+    @property
+    def handle(self) -> PoolStore:
+        """The pool's store."""
+
+    @property
+    def retention(self) -> Support:
+        """What the backend declares."""
+
+    @property
+    def retains(self) -> bool:
+        """Whether it keeps times itself."""
+
+    def record_abandoned(self, call: PageCall) -> None:
+        """Record a batch whose call was abandoned."""
+
+    def delete_wrong(self, keys: Sequence[str]) -> None:
+        """Delete objects, so that they can be stored again."""
 
 
 class PageCall(MemoryUse):
@@ -85,7 +120,7 @@ class PageCall(MemoryUse):
     def __init__(
         self,
         job: Job,
-        placement: Placement,
+        placement: Place,
         operation: Operation,
         hashes: Sequence[str],
         pages: Int64Array,

@@ -58,7 +58,7 @@ def _replace(store: Attachment, pool: str, pages: list[str], memory: Any) -> int
     while left:
         assert time.monotonic() < until, "the pages cannot be dropped"
         gone = Batch(Operation.DELETE, left, deadline_s=until, pool=pool)
-        dropped = attached.channel.call(attached.handle, gone).result.ok
+        dropped = attached.channel.call(attached.handle, gone).ok
         left = [key for key, ok in zip(left, dropped, strict=True) if not ok]
         time.sleep(0.1 if left else 0)
     assert not store[pool].put(pages, where, until).any()
