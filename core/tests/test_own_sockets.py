@@ -13,6 +13,7 @@ from kvdock.own_sockets import (
     BoundPorts,
     accept_again,
     accept_nothing,
+    end_connections,
     listening_ports,
     own_tcp_sockets,
 )
@@ -42,6 +43,27 @@ def test_a_deaf_port_takes_connections_again() -> None:
         for one in own_tcp_sockets():
             accept_again(one)
         assert reachable(port)
+
+
+def test_ended_connections_say_nothing_more_and_the_others_live() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        ends = [
+            (socket.create_connection(one.getsockname()), one.accept()[0])
+            for one in (server, other)
+        ]
+        end_connections(frozenset({server.getsockname()[1]}))
+        with pytest.raises(BrokenPipeError):
+            ends[0][1].send(b"farewell")
+        assert not ends[0][0].recv(1)
+        ends[1][1].send(b"x")
+        assert ends[1][0].recv(1) == b"x"
+        assert reachable(server.getsockname()[1]), "it goes on listening"
+        for pair in ends:
+            for one in pair:
+                one.close()
 
 
 def test_a_socket_that_was_never_deaf_stays_as_it_is() -> None:

@@ -66,6 +66,17 @@ def accept_nothing(ports: frozenset[int]) -> None:
                 _deafen(one)
 
 
+def end_connections(ports: frozenset[int]) -> None:
+    """End the connections that came in on ports: the library learns of it as of a loss.
+
+    It sends nothing to the other end any more, no farewell either.
+    """
+    for one in own_tcp_sockets():
+        with contextlib.suppress(OSError):
+            if not listens(one) and one.getsockname()[1] in ports:
+                one.shutdown(socket.SHUT_RDWR)
+
+
 def _deafen(one: socket.socket) -> None:
     program = ctypes.create_string_buffer(_DROP, len(_DROP))
     given = struct.pack("@HP", 1, ctypes.addressof(program))

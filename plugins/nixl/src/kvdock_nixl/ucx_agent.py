@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvdock.errors import KvdockError
-from kvdock.own_sockets import BoundPorts, accept_nothing, listening_ports
+from kvdock.own_sockets import (
+    BoundPorts,
+    accept_nothing,
+    end_connections,
+    listening_ports,
+)
 from kvdock.peers.connections import TransferLost
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.ucx_transports import is_fenced
@@ -372,5 +377,10 @@ class UcxAgent:
             self._raw = None
             atexit.unregister(self._stop_answering)
             with BOUND.keep(self._ports) if self._listens else nullcontext():
+                if self._listens:
+                    # UCX would take leave of each sender. One that still has rows to
+                    # write there frees a connection as it reads that, and writes on
+                    # with it: SIGSEGV in `uct_tcp_iface_progress` (1.23).
+                    end_connections(self._ports)
                 del raw
         return not self._open_end
