@@ -11,7 +11,6 @@ import attrs
 from kvdock.config.schema import NoSettings, own_settings, structure
 from kvdock.errors import KvdockError, PluginError
 from kvdock.plugin import loading, validation
-from kvdock.plugin import store as store_hooks
 from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory
 from kvdock.plugin.manifest import Capability, Manifest, Support, Verdict
 from kvdock.plugin.store import check_store
@@ -217,7 +216,7 @@ class Backend:
     @property
     def calls_stores(self) -> bool:
         """Return whether nothing stands between a batch and the store that runs it."""
-        return self.batch_hook() is store_hooks.kvdock_batch_io
+        return self.batch_hook() is validation.kvdock_batch_io
 
 
 def run_probe(ask: Callable[[], Iterable[Finding] | None]) -> tuple[Finding, ...]:

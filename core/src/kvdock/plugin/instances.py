@@ -23,8 +23,7 @@ import attrs
 from kvdock.errors import SettingsError, did_you_mean
 from kvdock.plugin.discovery import LoadStage, PluginProblem, install_hint
 from kvdock.plugin.manifest import BACKEND_NAME
-from kvdock.plugin.store import hook_manager
-from kvdock.plugin.validation import OBSERVER_PREFIX
+from kvdock.plugin.validation import OBSERVER_PREFIX, hook_manager
 from kvdock.plugin.wrapper import build_wrappers, wrapped_plugin
 
 if TYPE_CHECKING:

@@ -13,14 +13,9 @@ when a pool is attached.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pluggy
-
 from kvdock.errors import PluginError
-from kvdock.plugin import hookspecs
-from kvdock.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -28,17 +23,12 @@ if TYPE_CHECKING:
     from kvdock.batch import Batch, BatchResult
     from kvdock.capacity import Capacity
     from kvdock.plugin.manifest import Manifest
-    from kvdock.pools.shard import Shard
-    from kvdock.pools.spec import PoolSpec
 
 MEMBERS = ("touch", "removed", "capacity", "peers")
 """Members of a store that the field of the same name in the manifest declares."""
 
 MAX_ENDPOINT_BYTES = 64 << 10
 """Most bytes of an endpoint: it travels with an engine's messages."""
-
-DEFAULTS = "defaults:kvdock"
-"""How a plugin manager calls the hooks that the core answers."""
 
 
 class PoolStore(Protocol):
@@ -274,44 +264,6 @@ def endpoint_of(memory: PeerMemory, backend: str) -> bytes:
             fix=f"It returns at most {MAX_ENDPOINT_BYTES} bytes.",
         )
     return found
-
-
-# --- Default hooks: what the core answers in the place of a plugin -----------
-
-
-@hookimpl
-def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
-    """Return the suffixes of the core, one for each object of a page."""
-    from kvdock.keys import key_suffixes  # noqa: PLC0415 - numpy, 65 ms
-
-    return key_suffixes(pool, shard)
-
-
-@hookimpl
-def kvdock_batch_io(store: WholeStore, batch: Batch) -> BatchResult:
-    """Run the batch in the store, or send its rows."""
-    # Only a SEND has addresses of another process.
-    return store.run(batch) if batch.remote is None else store.peers.send(batch)
-
-
-def hook_manager() -> pluggy.PluginManager:
-    """Return a plugin manager that knows the hooks."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    return manager
-
-
-def add_defaults(manager: pluggy.PluginManager, own: Collection[str]) -> None:
-    """Answer the hooks that a plugin leaves out, if the core can.
-
-    Not beside a plugin's own: a None of that would be answered a second time.
-    """
-    hooks = {
-        "kvdock_key_suffix": kvdock_key_suffix,
-        "kvdock_batch_io": kvdock_batch_io,
-    }
-    left_out = {name: hook for name, hook in hooks.items() if name not in own}
-    manager.register(SimpleNamespace(**left_out), name=DEFAULTS)
 
 
 def check_store(

@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+import pluggy
 
 from kvdock.errors import ManifestError, did_you_mean
 from kvdock.plugin import hookspecs
 from kvdock.plugin.discovery import LoadStage
+from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import API_VERSION, OLDEST_API_VERSION, Manifest
-from kvdock.plugin.store import add_defaults, hook_manager
 
 if TYPE_CHECKING:
-    import pluggy
+    from collections.abc import Sequence
+
+    from kvdock.batch import Batch, BatchResult
+    from kvdock.plugin.store import WholeStore
+    from kvdock.pools.shard import Shard
+    from kvdock.pools.spec import PoolSpec
 
 _LISTENS = "kvdock_observe"
 """The hook of observers that wraps nothing."""
 
 OBSERVER_PREFIX = "observer:"
 """How a plugin manager's names of observers begin."""
+
+DEFAULTS = "defaults:kvdock"
+"""How a plugin manager calls the hooks that the core answers."""
 
 
 class ContractViolation(Exception):  # noqa: N818 - becomes a PluginProblem, never reaches a user
@@ -285,3 +295,41 @@ def _check_hook(name: str, hook: Callable[..., Any], offered: Collection[str]) -
                 did_you_mean(parameter.name, offered)
                 or f"It may take {', '.join(offered) or 'nothing'}.",
             )
+
+
+# --- Default hooks: what the core answers in the place of a plugin -----------
+
+
+@hookimpl
+def kvdock_key_suffix(pool: PoolSpec, shard: Shard) -> Sequence[str]:
+    """Return the suffixes of the core, one for each object of a page."""
+    from kvdock.keys import key_suffixes  # noqa: PLC0415 - numpy, 65 ms
+
+    return key_suffixes(pool, shard)
+
+
+@hookimpl
+def kvdock_batch_io(store: WholeStore, batch: Batch) -> BatchResult:
+    """Run the batch in the store, or send its rows."""
+    # Only a SEND has addresses of another process.
+    return store.run(batch) if batch.remote is None else store.peers.send(batch)
+
+
+def hook_manager() -> pluggy.PluginManager:
+    """Return a plugin manager that knows the hooks."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def add_defaults(manager: pluggy.PluginManager, own: Collection[str]) -> None:
+    """Answer the hooks that a plugin leaves out, if the core can.
+
+    Not beside a plugin's own: a None of that would be answered a second time.
+    """
+    hooks = {
+        "kvdock_key_suffix": kvdock_key_suffix,
+        "kvdock_batch_io": kvdock_batch_io,
+    }
+    left_out = {name: hook for name, hook in hooks.items() if name not in own}
+    manager.register(SimpleNamespace(**left_out), name=DEFAULTS)

@@ -24,8 +24,8 @@ from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import list_entry_points
 from kvdock.plugin.extension import Extension
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.plugin.store import StoreWrapper, add_defaults, hook_manager
-from kvdock.plugin.validation import OBSERVER_PREFIX
+from kvdock.plugin.store import StoreWrapper
+from kvdock.plugin.validation import OBSERVER_PREFIX, add_defaults, hook_manager
 
 if TYPE_CHECKING:
     import pluggy
