@@ -19,7 +19,6 @@ OF_SEGMENTS = (
 
 OF_ANSWERS = (
     *OF_RANKS,
-    "KeyTests",
     "ReportTests",
     "test_a_declared_pool_finds_a_route",
     "test_a_missing_key_does_not_shift_the_others",

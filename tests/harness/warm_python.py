@@ -1,16 +1,17 @@
 """Processes that have imported already what takes seconds: one imports, and forks.
 
-    with warm_python(["torch"], environ, log) as start:
-        process = start([script, argument], environ, log)
-        process.wait(60)
+    process = warm(["torch"])([script, argument], environ, log)
+    process.wait(60)
 
 What is started has the script's arguments, its own environment, session and log. It
-shares what was imported and the seed of hashes with the others, and nothing else; a
-script whose imports read variables is started the usual way.
+shares what was imported and the seed of hashes with others, and nothing else; a script
+whose imports read variables is started by `cold`, the usual way.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import runpy
@@ -20,9 +21,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 START_S = 300.0
@@ -34,8 +36,37 @@ class Start(Protocol):
 
     def __call__(
         self, command: Sequence[str], environ: Mapping[str, str], log: Path
-    ) -> Forked:
+    ) -> Forked | subprocess.Popen[bytes]:
         """Start it; its folder comes first where modules are looked for."""
+
+
+def cold(
+    command: Sequence[str], environ: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a script as users do."""
+    with log.open("w") as output:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environ,
+        )
+
+
+@functools.cache
+def warm(modules: tuple[str, ...], seed: int = 1) -> Start:
+    """Return what starts scripts after these imports, until this process ends.
+
+    Args:
+        modules: What is imported, in this order.
+        seed: Of hashes: lives of an engine that share a store have two of them.
+    """
+    stack = ExitStack()
+    atexit.register(stack.close)
+    log = Path(stack.enter_context(TemporaryDirectory())) / "log"
+    environ = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    return stack.enter_context(_importing(modules, environ, log))
 
 
 class Forked:
@@ -70,7 +101,7 @@ class Forked:
 
 
 @contextmanager
-def warm_python(
+def _importing(
     modules: Sequence[str], environ: Mapping[str, str], log: Path
 ) -> Iterator[Start]:
     """Import modules in a process of their own; let it fork until the block ends."""

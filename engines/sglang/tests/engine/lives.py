@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -23,7 +18,7 @@ import warm_python
 import kvdock_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     import tiny_models
 
@@ -41,33 +36,6 @@ IMPORTED = (
 )
 LONGEST_S = 600.0
 """How long an engine may take."""
-
-
-def cold(
-    command: Sequence[str], environ: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    """Start an engine as users do; what it imports may read other variables."""
-    with log.open("w") as output:
-        return subprocess.Popen(
-            [sys.executable, *command],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environ,
-        )
-
-
-@functools.cache
-def warm(number: int) -> warm_python.Start:
-    """Return what starts engines that have imported SGLang: three times 10 s.
-
-    Two, with hashes of another seed: each life asks the other one than the last did.
-    """
-    stack = ExitStack()
-    atexit.register(stack.close)
-    log = Path(stack.enter_context(TemporaryDirectory())) / "log"
-    environ = {**os.environ, **environment.CPU, "PYTHONHASHSEED": str(number + 1)}
-    return stack.enter_context(warm_python.warm_python(IMPORTED, environ, log))
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +87,9 @@ class World:
         path.write_text(json.dumps(task))
         log = self.folder / f"{life}.log"
         variables = {**self.tiny.environ, **(environ or {})}
-        start = cold if variables else warm(len(list(self.folder.glob("*.log"))) % 2)
+        seed = len(list(self.folder.glob("*.log"))) % 2 + 1
+        # Imports may read other variables.
+        start = warm_python.cold if variables else warm_python.warm(IMPORTED, seed)
         traced = {kvdock_trace.FOLDER: str(self.trace(life))}
         everything = {**os.environ, **environment.CPU, **traced, **variables}
         engine = start([str(RUN), str(path)], everything, log)

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from repeated import OF_SETTINGS
 
 from kvdock.testing import BackendContract
 
 pytest.importorskip("kvdock_hicache")
 
 
+# Stand-ins for this class prove them in the tests of the plugin.
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestHiCacheFile(BackendContract):
     plugin = "hicache"
     large_objects = False

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 import vllm_environment
 import vllm_models
+import warm_python
 
 RUN = Path(__file__).with_name("vllm_run.py")
+IMPORTED = ("vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker")
 
 
 def prompts(tokens: int) -> list[list[int]]:
@@ -67,16 +69,17 @@ class Lives:
         task = self.folder / f"{life}.task.json"
         task.write_text(json.dumps({"phases": phases, "out": str(out)}))
         log = self.folder / f"{life}.log"
-        with log.open("w") as err:
-            ended = subprocess.run(
-                [sys.executable, str(RUN), str(task)],
-                stdout=err,
-                stderr=subprocess.STDOUT,
-                check=False,
-                timeout=timeout_s,
-                env={**os.environ, **vllm_environment.CPU, **(environ or {})},
-            )
-        assert out.exists(), f"rc {ended.returncode}\n{log.read_text()[-4000:]}"
+        seed = len(list(self.folder.glob("*.log"))) % 2 + 1
+        # Imports may read other variables.
+        start = warm_python.cold if environ else warm_python.warm(IMPORTED, seed)
+        variables = {**os.environ, **vllm_environment.CPU, **(environ or {})}
+        process = start([str(RUN), str(task)], variables, log)
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert out.exists(), f"rc {status}\n{log.read_text()[-4000:]}"
         found: dict[str, Any] = json.loads(out.read_text())
         forgiven = {one["name"] for one in phases if one.get("may_fail")}
         for name, did in found.items():
