@@ -427,7 +427,7 @@ def test_own_renames_do_not_make_a_process_read_its_folder_again(
 ) -> None:
     monkeypatch.setattr(catalog, "_LONGEST_S", 0.0)
     monkeypatch.setattr(directory, "_SCAN_AFTER_S", 60.0)
-    depot = open_depot(quota_bytes=4 << 20)
+    depot = open_depot(quota=4 << 20)
     for turn in range(12):
         assert depot.request(range(50 * turn, 50 * turn + 50)).ok.all()
     (folder,) = depot.store._catalog.folders.values()
@@ -452,7 +452,7 @@ def test_own_renames_do_not_make_a_process_read_its_folder_again(
 def test_another_process_is_seen_soon_after_a_rename_of_our_own(
     open_depot: OpenDepot,
 ) -> None:
-    depot = open_depot(quota_bytes=4 << 20)
+    depot = open_depot(quota=4 << 20)
     other = open_depot()
     for turn in range(15):
         # Both change the folder within one tick of its clock.

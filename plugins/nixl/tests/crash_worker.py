@@ -18,7 +18,7 @@ from kvdock import Batch, Operation
 from kvdock.geometry import block_of
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.settings import IOMethod
-from kvdock_segments import SegmentStore, StoreLimits, StoreLocation
+from kvdock_segments import SegmentSettings, SegmentStore, StoreLocation
 
 Numbers = npt.NDArray[np.int64]
 
@@ -52,8 +52,8 @@ class Shelf:
         place = StoreLocation(
             root=root, namespace=NAMESPACE, pool="kv", object_bytes=(PAGE_BYTES,)
         )
-        limits = StoreLimits(quota_bytes=QUOTA, segment_bytes=256 << 10)
-        return cls(SegmentStore(place, engine, limits), memory)
+        settings = SegmentSettings(root, QUOTA, free_space=0, segment_bytes=256 << 10)
+        return cls(SegmentStore(place, engine, settings), memory)
 
     def run(self, operation: Operation, numbers: Numbers) -> npt.NDArray[np.bool_]:
         keys = [f"{NAMESPACE}/{number:032x}.kv" for number in numbers.tolist()]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         UInt64Array,
     )
     from kvdock_segments.io import IOEngine, Token
-    from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.limits import StoreLocation
     from kvdock_segments.segment import Segment
 
 _USES_S = 10.0
@@ -115,7 +115,7 @@ class Catalog:
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
         engine: Opens the files of pages.
-        limits: How many files may stay open, and whose quotas count.
+        open_files: How many files may stay open beyond those in use; 0 to derive it.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class Catalog:
         place: StoreLocation,
         engine: IOEngine,
         counts: Counter[str],
-        limits: StoreLimits,
+        open_files: int,
     ) -> None:
         self.lock = threading.RLock()
         self.index = Index()
-        self.index.max_age_s = limits.max_age_s
-        self.index.timed = limits.max_age_s > 0
-        if limits.tenants.rooms:
-            self.index.tenants = TenantCount(set(limits.tenants.names), place.tenant)
+        self.index.max_age_s = place.max_age_s
+        self.index.timed = place.max_age_s > 0
+        if place.tenants.rooms:
+            self.index.tenants = TenantCount(set(place.tenants.names), place.tenant)
         self.folders: dict[int, SegmentDirectory] = {}
         self.segments: dict[int, Segment] = {}
         self._lookups = PrefixLookups(self.index, self.segments)
@@ -139,7 +139,7 @@ class Catalog:
         self._namespace_fd = namespace_fd
         self._place = place
         self._seed = key_seed(place.namespace)
-        self._files = FdCache(engine, limits.open_files or None)
+        self._files = FdCache(engine, open_files or None)
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
@@ -180,8 +180,12 @@ class Catalog:
     def gone(self) -> bool:
         """Return whether the namespace or a folder of it was deleted."""
         # A namespace's folder can only go after those in it. `refresh` needs each look.
-        looks = [folder.look() for folder in list(self.folders.values())]
-        return any(looks) if looks else paths.is_gone(self._namespace_fd)
+        if not self.folders:
+            return paths.is_gone(self._namespace_fd)
+        gone = False
+        for folder in tuple(self.folders.values()):
+            gone |= folder.look()
+        return gone
 
     def recreate_folders(self, *, moved: bool = False) -> None:
         """Create folders again that were deleted.
@@ -366,8 +370,11 @@ class Catalog:
             always: Read now, however recent the last refresh is.
             looked: Whether `gone` has looked at the folders just now.
         """
-        folders = list(self.folders.values())
-        changed = [f for f in folders if f.changed(looked=looked, missed=missed)]
+        folders = tuple(self.folders.values())
+        changed = []
+        for folder in folders:
+            if folder.changed(looked=looked, missed=missed):
+                changed.append(folder)  # noqa: PERF401 - a frame less for each call
         missed |= stored
         nothing_new = not (changed or missed)
         if not always and (nothing_new or time.monotonic() < self._next_sync_s):

@@ -129,7 +129,8 @@ class QuickWay:
                 words, batch.deadline_s, batch.tenant
             )
             call.used_ns[:count], call.stored_ns[:count] = used_ns, stored_ns
-            fresh = PutBatch(batch, words, used_ns, stored_ns, version, call)
+            kept = np.zeros(count, np.bool_)
+            fresh = PutBatch(batch, words, used_ns, stored_ns, version, kept, call)
             outcomes = self._writer.store(fresh, np.arange(count), size)
         finally:
             self._calls.append(call)
