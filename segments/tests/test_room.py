@@ -523,7 +523,7 @@ def store_until_killed(root: Path, tenant: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
     memory = np.zeros((16, PAGE), np.uint8)
     at = (memory.ctypes.data + np.arange(16) * PAGE)[:, None]
-    sizes = np.full((16, 1), PAGE)
+    sizes = np.broadcast_to(np.int64(PAGE), (16, 1))
     while True:
         keys = [
             f"{NAMESPACE}/{one:032x}.kv"

@@ -60,7 +60,7 @@ class Shelf:
         if operation is Operation.EXISTS:
             return self.store.run(Batch(operation, keys)).ok
         at = self.memory.ctypes.data + np.arange(len(numbers)) * PAGE_BYTES
-        sizes = np.full((len(numbers), 1), PAGE_BYTES)
+        sizes = np.broadcast_to(np.int64(PAGE_BYTES), (len(numbers), 1))
         return self.store.run(Batch(operation, keys, at.reshape(-1, 1), sizes)).ok
 
     def put(self, numbers: Numbers) -> npt.NDArray[np.bool_]:

@@ -6,8 +6,9 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import attrs
@@ -138,7 +139,12 @@ class Catalog:
         self.counts = counts
         self._namespace_fd = namespace_fd
         self._place = place
-        self._seed = key_seed(place.namespace)
+        # Return the digests of keys, 16 bytes each.
+        self.packed: Callable[[Sequence[str]], bytes] = (
+            _from_hex
+            if place.digests
+            else partial(packed_digests, seed=key_seed(place.namespace))
+        )
         self._files = FdCache(engine, open_files or None)
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
@@ -209,12 +215,6 @@ class Catalog:
         if len(found.there) < len(keys) and self.refresh(missed=True):
             found = self._look_up(digests)
         return found
-
-    def packed(self, keys: Sequence[str]) -> bytes:
-        """Return the digests of keys, 16 bytes each."""
-        if self._place.digests:
-            return bytes.fromhex("".join(keys))
-        return packed_digests(keys, self._seed)
 
     def digests(self, keys: Sequence[str]) -> UInt64Array:
         """Return the digests of keys, uint64 (n, 2)."""
@@ -527,3 +527,7 @@ class Catalog:
             os.close(folder.fd)
         self.folders.clear()
         self._files.close_after_fork()
+
+
+def _from_hex(keys: Sequence[str]) -> bytes:
+    return bytes.fromhex("".join(keys))

@@ -72,7 +72,9 @@ class QuickWay:
                         return None
                     held.append(segment)
                     tokens.append(token)
-                    call.note_file(place, token, segment.slot_bytes)
+                    call.slot_bytes[place] = segment.slot_bytes
+                    if type(token) is int:
+                        call.tokens[place] = token
                 first_ns = index.clock.begin_read(count, batch.deadline_s)
                 compiled.plan(where, call.address, count, first_ns)
                 # Copies: they are counted later, and the next call writes over these.

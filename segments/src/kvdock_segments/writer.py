@@ -189,7 +189,9 @@ class Writer:
         try:
             if call is not None and compiled is not None:
                 call.slots[:count] = reserved.slots
-                call.note_file(0, token, segment.slot_bytes)
+                call.slot_bytes[0] = segment.slot_bytes
+                if type(token) is int:
+                    call.tokens[0] = token
                 compiled.place_in_slots(call.address, count)
                 file_of, offsets = call.file_of[:count], call.offsets[:count]
             else:
