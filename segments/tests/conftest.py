@@ -17,14 +17,16 @@ from kvdock.batch import Batch, BatchResult, Operation
 from kvdock_segments import (
     IOEngine,
     PosixIOEngine,
+    SegmentSettings,
     SegmentStore,
-    StoreLimits,
     StoreLocation,
     WriterLiveness,
+    settings,
 )
 from kvdock_segments.inspect import Location, locate
 
 PAGE_BYTES = 8192
+OF_PLACE = {"record", "tenant", "tenants", "max_age_s", "erase_within_s"}
 NAMESPACE = hashlib.sha256(b"{}").hexdigest()
 
 
@@ -111,7 +113,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.fixture
-def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
+def open_depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenDepot]:
     """Open a depot, on the same root by default."""
     opened: list[Depot] = []
 
@@ -126,21 +128,20 @@ def open_depot(tmp_path: Path) -> Iterator[OpenDepot]:
         liveness: WriterLiveness = WriterLiveness.LOCKS,
         **limits: Any,
     ) -> Depot:
+        monkeypatch.setattr(settings, "_LEAST_SEGMENT_BYTES", 0)
         root = root or tmp_path / "store"
         place = StoreLocation(
             root=root,
             namespace=namespace,
             pool=pool,
             object_bytes=(page_bytes,),
-            record=limits.pop("record", b""),
             liveness=liveness,
-            tenant=limits.pop("tenant", 0),
+            **{name: limits.pop(name) for name in OF_PLACE & set(limits)},
         )
-        limits = {"segment_bytes": 256 << 10} | limits
+        limits = {"segment_bytes": 256 << 10, "free_space": 0} | limits
         moves = engine or PosixIOEngine(2, direct=direct)
-        depot = Depot(
-            root, SegmentStore(place, moves, StoreLimits(**limits)), page_bytes
-        )
+        store = SegmentStore(place, moves, SegmentSettings(root=root, **limits))
+        depot = Depot(root, store, page_bytes)
         opened.append(depot)
         return depot
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdock.batch import Batch, Operation
-from kvdock_segments import PosixIOEngine, SegmentStore, StoreLimits, StoreLocation
+from kvdock_segments import PosixIOEngine, SegmentSettings, SegmentStore, StoreLocation
 
 Numbers = npt.NDArray[np.int64]
 
@@ -36,15 +36,15 @@ def open_store(root: Path) -> SegmentStore:
     place = StoreLocation(
         root=root, namespace=NAMESPACE, pool="kv", object_bytes=(PAGE_BYTES,)
     )
-    limits = StoreLimits(quota_bytes=QUOTA, segment_bytes=256 << 10)
-    return SegmentStore(place, PosixIOEngine(2), limits)
+    settings = SegmentSettings(root, QUOTA, free_space=0, segment_bytes=256 << 10)
+    return SegmentStore(place, PosixIOEngine(2), settings)
 
 
 def batch(
     operation: Operation, numbers: Numbers, memory: npt.NDArray[np.uint8]
 ) -> Batch:
     addresses = memory.ctypes.data + np.arange(len(numbers)) * PAGE_BYTES
-    sizes = np.full((len(numbers), 1), PAGE_BYTES)
+    sizes = np.broadcast_to(np.int64(PAGE_BYTES), (len(numbers), 1))
     return Batch(operation, keys_of(numbers), addresses.reshape(-1, 1), sizes)
 
 

@@ -35,7 +35,7 @@ def files_bytes(folder: Path) -> int:
 
 
 def test_a_namespace_stays_within_its_quota(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     for start in range(0, 2000, 50):
         assert depot.request(range(start, start + 50)).ok.all()
         assert files_bytes(depot.root) <= QUOTA
@@ -45,7 +45,7 @@ def test_a_namespace_stays_within_its_quota(open_depot: OpenDepot) -> None:
 
 
 def test_recycling_keeps_the_files_that_are_there(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     depot.put(range(300))
     before = {path.name for path in depot.root.glob("*/*/*.dat")}
     for start in range(300, 900, 50):
@@ -56,7 +56,7 @@ def test_recycling_keeps_the_files_that_are_there(open_depot: OpenDepot) -> None
 
 
 def test_pages_in_use_outlive_unused_ones(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     hot = list(range(0, 200, 20))
     depot.put(range(200))
     for start in range(1000, 2000, 25):
@@ -70,7 +70,7 @@ def test_a_write_of_stored_pages_counts_as_use_and_a_lookup_does_not(
 ) -> None:
     # The two groups of pages lie in different segments.
     hot, asked = range(40), range(100, 140)
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     depot.put(range(200))
     lost = 0
     for start in range(1000, 2000, 25):
@@ -84,12 +84,12 @@ def test_a_write_of_stored_pages_counts_as_use_and_a_lookup_does_not(
 
 
 def test_times_of_use_survive_a_restart(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     hot = list(range(0, 200, 20))
     depot.put(range(200))
     depot.get(hot)
     depot.store.close()
-    again = open_depot(quota_bytes=QUOTA)
+    again = open_depot(quota=QUOTA)
     again.put(range(1000, 1080))
     assert again.there(hot) == [True] * len(hot)
 
@@ -97,15 +97,15 @@ def test_times_of_use_survive_a_restart(open_depot: OpenDepot) -> None:
 def test_eviction_never_touches_another_namespace(open_depot: OpenDepot) -> None:
     other = open_depot(namespace=OTHER)
     other.put(range(100))
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     for start in range(0, 1000, 50):
         depot.put(range(start, start + 50))
     assert other.get(range(100)) == [0] * 100
 
 
 def test_pools_of_one_namespace_share_its_quota(open_depot: OpenDepot) -> None:
-    first = open_depot(quota_bytes=QUOTA)
-    second = open_depot(quota_bytes=QUOTA, pool="draft", page_bytes=4096)
+    first = open_depot(quota=QUOTA)
+    second = open_depot(quota=QUOTA, pool="draft", page_bytes=4096)
     for start in range(0, 1000, 50):
         assert first.request(range(start, start + 50)).ok.all()
     for start in range(0, 400, 50):
@@ -115,10 +115,10 @@ def test_pools_of_one_namespace_share_its_quota(open_depot: OpenDepot) -> None:
 
 
 def test_a_page_that_can_never_fit_evicts_nothing(open_depot: OpenDepot) -> None:
-    limits = {"quota_bytes": 1 << 20, "segment_bytes": 1 << 16}
+    limits = {"quota": 1 << 20, "segment_bytes": 1 << 16}
     small = open_depot(**limits)
     small.put(range(60))
-    large = open_depot(pool="large", page_bytes=2 << 20, free_bytes=1 << 60)
+    large = open_depot(pool="large", page_bytes=2 << 20, free_space=1 << 60)
     assert large.put([1]).outcomes.tolist() == [Outcome.REFUSED]
     assert all(small.there(range(60)))
     assert all(open_depot().there(range(60)))
@@ -127,15 +127,15 @@ def test_a_page_that_can_never_fit_evicts_nothing(open_depot: OpenDepot) -> None
 def test_a_quota_below_one_page_is_rejected(open_depot: OpenDepot) -> None:
     least = 8192 + 200
     with pytest.raises(SettingsError, match=f"no room for one.*{least} bytes"):
-        open_depot(quota_bytes=least - 1)
-    assert open_depot(quota_bytes=least).put([1]).ok.all()
+        open_depot(quota=least - 1)
+    assert open_depot(quota=least).put([1]).ok.all()
 
 
 def test_lack_of_room_is_logged_less_and_less_often(
     open_depot: OpenDepot, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_depot(namespace=OTHER).put(range(100))
-    depot = open_depot(free_bytes=1 << 60)
+    depot = open_depot(free_space=1 << 60)
     for number in range(20):
         assert list(depot.put([number]).outcomes) == [Outcome.REFUSED]
     refused = depot.store.counts["segments_refused"]
@@ -163,7 +163,7 @@ def test_a_refused_put_does_not_measure_every_namespace_of_a_large_store(
         asked.append(self)
         return measure(self, **more)
 
-    depot = open_depot(free_bytes=1 << 60)
+    depot = open_depot(free_space=1 << 60)
     monkeypatch.setattr(usage.NamespaceUsage, "usage_bytes", slow)
     assert list(depot.put([1]).outcomes) == [Outcome.REFUSED]
     assert len(asked) < len(others)
@@ -173,17 +173,17 @@ def test_a_refused_put_does_not_measure_every_namespace_of_a_large_store(
 def test_a_quota_that_leaves_no_room_is_named(
     open_depot: OpenDepot, caplog: pytest.LogCaptureFixture
 ) -> None:
-    depot = open_depot(quota_bytes=1 << 20)
+    depot = open_depot(quota=1 << 20)
     assert depot.put(range(100)).ok.all()
     foreign = depot.where(0).path.with_name("stray")
     foreign.write_bytes(bytes(4 << 20))
-    other = open_depot(pool="draft", page_bytes=1 << 19, quota_bytes=1 << 20)
+    other = open_depot(pool="draft", page_bytes=1 << 19, quota=1 << 20)
     assert list(other.put([1]).outcomes) == [Outcome.REFUSED]
     assert "its quota is 1.0 MiB" in caplog.text
 
 
 def test_two_stores_on_one_root_keep_one_quota(open_depot: OpenDepot) -> None:
-    depots = [open_depot(quota_bytes=QUOTA) for _ in range(2)]
+    depots = [open_depot(quota=QUOTA) for _ in range(2)]
     for start in range(0, 1000, 20):
         for number, depot in enumerate(depots):
             first = 10_000 * number + start
@@ -195,11 +195,11 @@ def test_two_stores_on_one_root_keep_one_quota(open_depot: OpenDepot) -> None:
 def test_a_segment_whose_reserved_byte_is_locked_is_not_recycled(
     open_depot: OpenDepot,
 ) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     depot.put(range(200))
     with depot.where(3).record_path.open("rb") as index:
         assert ownership._set(index.fileno(), fcntl.F_RDLCK, ownership._PIN)
-        other = open_depot(quota_bytes=QUOTA)
+        other = open_depot(quota=QUOTA)
         for start in range(1000, 3000, 25):
             other.put(range(start, start + 25))
         assert depot.get([3]) == [0]
@@ -209,7 +209,7 @@ def test_a_segment_whose_reserved_byte_is_locked_is_not_recycled(
 
 
 def test_the_floor_of_free_space_refuses_puts(open_depot: OpenDepot) -> None:
-    depot = open_depot(free_bytes=1 << 60)
+    depot = open_depot(free_space=1 << 60)
     assert set(depot.put(range(5)).outcomes.tolist()) == {int(Outcome.REFUSED)}
     assert depot.store.counts["put_refused"] == 5
     assert depot.there(range(5)) == [False] * 5
@@ -329,8 +329,8 @@ def test_a_disk_that_fails_each_put_does_not_fill_the_log(
 def test_a_pool_that_is_read_is_not_deleted_for_a_colder_one(
     open_depot: OpenDepot,
 ) -> None:
-    busy = open_depot(pool="busy", quota_bytes=6 << 20)
-    read = open_depot(pool="read", quota_bytes=6 << 20)
+    busy = open_depot(pool="busy", quota=6 << 20)
+    read = open_depot(pool="read", quota=6 << 20)
     read.put(range(200))
     for first in range(200, 700, 50):
         busy.request(range(first, first + 50))

@@ -164,7 +164,7 @@ def test_a_damaged_page_that_is_asked_for_twice_is_counted_once(
 
 
 def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=1 << 20)
+    depot = open_depot(quota=1 << 20)
     depot.put(range(20))
     folder = depot.where(0).record_path.parent
     stale = {
@@ -179,7 +179,7 @@ def test_a_stale_index_is_a_miss_and_heals(open_depot: OpenDepot) -> None:
         old = stale.get(path.name.partition(".")[0])
         if old and path.suffix != ".dat":
             path.write_bytes(old)
-    again = open_depot(quota_bytes=1 << 20)
+    again = open_depot(quota=1 << 20)
     outcomes = again.get(range(20))
     assert OK not in outcomes
     assert again.put(range(20)).ok.all()
@@ -224,14 +224,14 @@ def test_a_foreign_index_is_deleted_before_a_put_is_refused(
     open_depot: OpenDepot, offset: int, content: bytes, *, stays: bool
 ) -> None:
     quota = 1 << 20
-    depot = open_depot(quota_bytes=quota)
+    depot = open_depot(quota=quota)
     depot.put(range(200))
     depot.store.close()
     folder = next(depot.root.glob("*/kv.*"))
     foreign = [path for path in folder.iterdir() if path.suffix != ".dat"]
     for path in foreign:
         overwrite(path, offset, content)
-    again = open_depot(quota_bytes=quota)
+    again = open_depot(quota=quota)
     results = [again.put(range(first, first + 10)) for first in range(1000, 1400, 10)]
     assert any(result.ok.all() for result in results) is not stays
     assert any(path.exists() for path in foreign) is stays
@@ -436,7 +436,7 @@ def test_times_of_use_that_cannot_be_keep_no_page_for_ever(
     open_depot: OpenDepot, stamp_ns: int
 ) -> None:
     quota = 1 << 20
-    depot = open_depot(quota_bytes=quota)
+    depot = open_depot(quota=quota)
     depot.put(range(100))
     depot.store.close()
     for path in depot.root.glob("*/*/*.*.*"):  # as a clock that was wrong left them
@@ -444,7 +444,7 @@ def test_times_of_use_that_cannot_be_keep_no_page_for_ever(
         overwrite(
             path, 128 + 64 * slots, stamp_ns.to_bytes(8, "little", signed=True) * slots
         )
-    again = open_depot(quota_bytes=quota)
+    again = open_depot(quota=quota)
     recent = range(0)
     for first in range(1000, 1600, 50):
         recent = range(first, first + 50)
@@ -462,7 +462,7 @@ def test_a_clock_that_is_set_back_keeps_no_page_for_ever(
     now_ns = time.time_ns
     with monkeypatch.context() as ahead:
         ahead.setattr(time, "time_ns", lambda: now_ns() + 10**18)
-        depot = open_depot(quota_bytes=quota)
+        depot = open_depot(quota=quota)
         depot.put(range(100))
         assert depot.get(range(100)).count(OK) > 80
         depot.store._catalog.flush_uses()
@@ -471,7 +471,7 @@ def test_a_clock_that_is_set_back_keeps_no_page_for_ever(
         again.store._catalog.flush_uses()  # as it does every ten seconds
     else:
         depot.store.close()
-        again = open_depot(quota_bytes=quota)
+        again = open_depot(quota=quota)
     for first in range(1000, 1600, 50):
         assert again.request(range(first, first + 50)).ok.all()
     assert again.there(range(100)).count(True) == 0
@@ -482,12 +482,12 @@ def test_a_pool_whose_files_are_from_the_future_makes_way(
     open_depot: OpenDepot,
 ) -> None:
     quota = 1 << 20
-    old = open_depot(quota_bytes=quota)
+    old = open_depot(quota=quota)
     old.put(range(100))
     old.store.close()
     for path in old.root.glob("*/*/*"):
         os.utime(path, (4_102_444_800, 4_102_444_800))
-    young = open_depot(pool="draft", quota_bytes=quota)
+    young = open_depot(pool="draft", quota=quota)
     for first in range(0, 400, 20):
         assert young.request(range(first, first + 20)).ok.all()
     # It does not recycle its own pages alone.
@@ -498,7 +498,7 @@ def test_a_pool_whose_files_are_from_the_future_makes_way(
 def test_what_took_the_place_of_a_file_of_pages_costs_its_pages_once(
     open_depot: OpenDepot, what: str
 ) -> None:
-    small = {"segment_bytes": 64 << 10, "quota_bytes": 2 << 20}
+    small = {"segment_bytes": 64 << 10, "quota": 2 << 20}
     open_depot(**small).put(range(8))
     depot = open_depot(**small)
     (path,) = depot.root.glob("*/*/*.dat")

@@ -36,7 +36,7 @@ def limits(room: int, slots: int, *, pools: int = 1) -> dict[str, int]:
     each = 512 + index_bytes(1) - index_bytes(0)
     fixed = -(-room // slots) * index_bytes(0)
     return {
-        "quota_bytes": pools * (room * each + fixed),
+        "quota": pools * (room * each + fixed),
         "segment_bytes": slots * 512,
     }
 
@@ -261,6 +261,9 @@ def test_a_smaller_store_keeps_its_warmest_segments(open_depot: OpenDepot) -> No
     assert all(open_depot(page_bytes=512).there(range(100)))
 
 
+MOMENT_NS = 10**6
+
+
 @st.composite
 def indexes(draw: st.DrawFn) -> tuple[Index, list[Any]]:
     index = Index()
@@ -273,9 +276,8 @@ def indexes(draw: st.DrawFn) -> tuple[Index, list[Any]]:
         records["key_low"] = np.arange(key, key + len(slots))
         records["check"] = 1
         key += len(slots)
-        used = draw(
-            st.lists(st.integers(1, 60), min_size=len(slots), max_size=len(slots))
-        )
+        moments = st.integers(1, 60).map(lambda moment: moment * MOMENT_NS)
+        used = draw(st.lists(moments, min_size=len(slots), max_size=len(slots)))
         records["stored_ns"] = used  # used once, all of them: pages of one class
         index.put(np.array(slots, np.int64) + rows.first, records, used)
     return index, every
@@ -284,7 +286,7 @@ def indexes(draw: st.DrawFn) -> tuple[Index, list[Any]]:
 @given(
     built=indexes(),
     wanted=st.integers(0, 30),
-    before_ns=st.integers(0, 70),
+    before_ns=st.integers(0, 70).map(lambda moment: moment * MOMENT_NS),
     choice=st.randoms(use_true_random=False),
 )
 def test_a_plan_frees_the_coldest_pages_and_none_that_is_protected(
@@ -308,8 +310,8 @@ def test_a_plan_frees_the_coldest_pages_and_none_that_is_protected(
     cold_ns = max(going)
     assert sorted(going) == sorted(used for used in may_go if used <= cold_ns)
     wanted = min(len(may_go), max(wanted, len(may_go) // _SHARE, 1))
-    # No more than were wanted, but for pages that were used at the same moment.
-    assert sum(used < cold_ns for used in going) < wanted <= len(going)
+    # One more than were wanted, but for pages that were used at the same moment.
+    assert sum(used < cold_ns for used in going) <= wanted <= len(going)
     assert plan.coldest_ns <= cold_ns < before_ns
     for rows in every:
         gone = cold_slots(index, rows, plan, before_ns)

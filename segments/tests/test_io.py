@@ -111,7 +111,7 @@ def test_the_engine_sizes_the_slots(open_depot: OpenDepot) -> None:
 
 def test_pages_make_way_within_a_quota_of_chunks(open_depot: OpenDepot) -> None:
     quota = 48 * CHUNK
-    depot = open_depot(engine=ChunkEngine(), quota_bytes=quota)
+    depot = open_depot(engine=ChunkEngine(), quota=quota)
     for start in range(0, 200, 10):
         assert depot.request(range(start, start + 10)).ok.all()
         assert depot.store.usage().namespace_bytes <= quota

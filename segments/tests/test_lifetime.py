@@ -27,7 +27,7 @@ OpenDepot = Callable[..., Any]
 OK, REFUSED = int(Outcome.OK), int(Outcome.REFUSED)
 SLOTS, PAGE_BYTES = 16, 512
 LIMITS = {
-    "quota_bytes": 12 * (SLOTS * PAGE_BYTES + index_bytes(SLOTS)),
+    "quota": 12 * (SLOTS * PAGE_BYTES + index_bytes(SLOTS)),
     "segment_bytes": SLOTS * PAGE_BYTES,
     "page_bytes": PAGE_BYTES,
 }
@@ -133,7 +133,7 @@ def test_a_store_without_descriptors_says_so_and_leaves_none_open(
 def test_a_store_that_waits_for_room_reports_what_there_is(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kv = open_depot(quota_bytes=8 << 20)
+    kv = open_depot(quota=8 << 20)
     assert kv.put(range(20)).ok.all()
     full = kv.store.capacity()
     make = os.mkdir
@@ -144,7 +144,7 @@ def test_a_store_that_waits_for_room_reports_what_there_is(
         make(path, *more, **words)
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    draft = open_depot(pool="draft", quota_bytes=8 << 20)
+    draft = open_depot(pool="draft", quota=8 << 20)
     assert set(draft.put(range(5)).outcomes.tolist()) == {REFUSED}
     waiting = draft.store.capacity()
     assert (waiting.used_bytes, waiting.limit_bytes) == (
@@ -164,7 +164,7 @@ def test_a_full_disk_has_a_limit_that_is_known(
         raise OSError(28, "No space left on device", path)
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    waiting = open_depot(tmp_path / "new", free_bytes=1 << 60)
+    waiting = open_depot(tmp_path / "new", free_space=1 << 60)
     assert waiting.store.capacity() == Capacity(0, 1)
 
 

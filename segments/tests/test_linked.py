@@ -60,13 +60,13 @@ def test_files_that_become_one_under_an_open_store_are_repaired(
 
 def test_a_full_quota_goes_on_with_files_that_are_one(open_depot: OpenDepot) -> None:
     quota = 2 << 20
-    depot = open_depot(quota_bytes=quota)
+    depot = open_depot(quota=quota)
     depot.put(range(200))
     depot.store.close()
     first, *others = data_files(depot)
     for other in others:
         link(over=other, to=first)
-    again = open_depot(quota_bytes=quota)
+    again = open_depot(quota=quota)
     for start in range(1000, 1600, 20):
         numbers = range(start, start + 20)
         assert settle(again, numbers)
@@ -76,7 +76,7 @@ def test_a_full_quota_goes_on_with_files_that_are_one(open_depot: OpenDepot) -> 
 def test_a_store_does_not_write_into_a_copy_made_of_links(
     open_depot: OpenDepot, tmp_path: Path
 ) -> None:
-    depot = open_depot(quota_bytes=1 << 20)
+    depot = open_depot(quota=1 << 20)
     depot.put(range(60))
     depot.store.close()
     copies = {}
@@ -84,7 +84,7 @@ def test_a_store_does_not_write_into_a_copy_made_of_links(
         copy = tmp_path / path.name
         os.link(path, copy)
         copies[copy] = copy.read_bytes()
-    again = open_depot(quota_bytes=1 << 20)
+    again = open_depot(quota=1 << 20)
     assert again.get(range(60)) == [OK] * 60
     for start in range(1000, 1400, 20):
         assert again.request(range(start, start + 20)).ok.all()

@@ -31,7 +31,7 @@ def index_files(depot: Any) -> list[str]:
 def test_two_writers_never_share_a_segment(
     open_depot: OpenDepot, kept_by: WriterLiveness
 ) -> None:
-    depots = [open_depot(liveness=kept_by, quota_bytes=QUOTA) for _ in range(2)]
+    depots = [open_depot(liveness=kept_by, quota=QUOTA) for _ in range(2)]
     for start in range(0, 600, 10):
         for number, depot in enumerate(depots):
             first = 10_000 * number + start

@@ -266,14 +266,14 @@ def test_directories_in_place_of_files_are_cleared(open_depot: OpenDepot) -> Non
 def test_what_is_in_place_of_pages_does_not_keep_a_torn_index_in_the_quota(
     open_depot: OpenDepot, make: Callable[[Path], object]
 ) -> None:
-    depot = open_depot(quota_bytes=1 << 20)
+    depot = open_depot(quota=1 << 20)
     depot.put(range(100))
     depot.store.close()
     torn = depot.where(0)
     torn.record_path.write_bytes(bytes(1 << 20))
     torn.path.unlink()
     make(torn.path)
-    again = open_depot(quota_bytes=1 << 20)
+    again = open_depot(quota=1 << 20)
     assert again.put(range(100)).ok.all()
     assert again.get(range(100)).count(0) > 80
     assert not torn.record_path.exists()

@@ -354,7 +354,7 @@ def test_what_one_process_stores_the_other_soon_finds(
 
 
 def test_threads_of_one_process_share_a_store(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=4 << 20)
+    depot = open_depot(quota=4 << 20)
     problems: list[BaseException] = []
 
     def work(seed: int) -> None:
@@ -392,7 +392,7 @@ def test_the_same_keys_from_many_threads_are_stored_once_each(
 @pytest.mark.slow
 def test_a_long_run_leaks_nothing(open_depot: OpenDepot) -> None:
     operations = 1_000_000 if TORTURE else 60_000
-    depot = open_depot(quota_bytes=8 << 20)
+    depot = open_depot(quota=8 << 20)
     rng = np.random.default_rng(2)
     marks: list[tuple[int, int]] = []
     done = 0

@@ -60,8 +60,9 @@ def pairs_of(pairs: list[tuple[int, int]]) -> UInt64Array:
 # Few low bits and few tags, so that buckets overflow and tags collide; and any.
 pairs = st.one_of(
     st.tuples(words, words),
-    st.tuples(st.integers(0, 1), st.integers(0, 15).map(lambda tag: tag << 32)),
+    st.tuples(st.integers(0, 1), st.integers(0, 15).map(lambda tag: tag << 32 | 1)),
 )
+CROWD = [(0, tag << 32) for tag in range(30)]  # of four buckets
 
 
 @settings(deadline=None)
@@ -78,6 +79,11 @@ pairs = st.one_of(
     many=False,
 )
 @example(stored=[], asked=[(0, 0)], gone=0, many=True)
+@example(stored=CROWD, asked=[(0, 40 << 32), (1, 0)], gone=0, many=True)
+@example(stored=CROWD, asked=[(0, 40 << 32)], gone=9, many=False)
+# Of the same bucket and tag.
+@example(stored=[(5, 7 << 32)], asked=[(5, 7 << 32 | 1)], gone=0, many=True)
+@example(stored=[(5, 7 << 32)], asked=[(69, 7 << 32)], gone=0, many=True)
 def test_a_key_is_found_in_compiled_code_and_in_python_alike(
     stored: list[tuple[int, int]],
     asked: list[tuple[int, int]],
@@ -427,7 +433,7 @@ def test_own_renames_do_not_make_a_process_read_its_folder_again(
 ) -> None:
     monkeypatch.setattr(catalog, "_LONGEST_S", 0.0)
     monkeypatch.setattr(directory, "_SCAN_AFTER_S", 60.0)
-    depot = open_depot(quota_bytes=4 << 20)
+    depot = open_depot(quota=4 << 20)
     for turn in range(12):
         assert depot.request(range(50 * turn, 50 * turn + 50)).ok.all()
     (folder,) = depot.store._catalog.folders.values()
@@ -452,7 +458,7 @@ def test_own_renames_do_not_make_a_process_read_its_folder_again(
 def test_another_process_is_seen_soon_after_a_rename_of_our_own(
     open_depot: OpenDepot,
 ) -> None:
-    depot = open_depot(quota_bytes=4 << 20)
+    depot = open_depot(quota=4 << 20)
     other = open_depot()
     for turn in range(15):
         # Both change the folder within one tick of its clock.

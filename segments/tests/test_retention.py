@@ -52,7 +52,7 @@ def flood(depot: Any, rounds: int = 30, first: int = 10_000) -> None:
 
 
 def test_promised_pages_stay_while_others_are_evicted(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     result = depot.put(range(40), keep_until=soon(3600))
     assert result.kept.all()
     depot.put(range(100, 140))
@@ -63,7 +63,7 @@ def test_promised_pages_stay_while_others_are_evicted(open_depot: OpenDepot) -> 
 
 
 def test_stored_pages_can_be_promised_later(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     depot.put(range(60))
     assert retain(depot, [*range(40), 77], keep_s=3600) == [OK] * 40 + [ABSENT]
     # One that has a longer promise keeps it.
@@ -74,7 +74,7 @@ def test_stored_pages_can_be_promised_later(open_depot: OpenDepot) -> None:
 
 
 def test_the_budget_is_given_to_the_head_of_a_prefix(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA, retained_share=0.25)
+    depot = open_depot(quota=QUOTA, retained_share=0.25)
     kept = depot.put(range(100), keep_until=soon(3600)).kept.tolist()
     room = kept.index(False)
     assert 40 < room < 70
@@ -88,7 +88,7 @@ def test_the_budget_is_given_to_the_head_of_a_prefix(open_depot: OpenDepot) -> N
 
 @pytest.mark.slow
 def test_a_promise_that_has_ended_makes_room_for_another(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA, retained_share=0.25)
+    depot = open_depot(quota=QUOTA, retained_share=0.25)
     assert depot.put(range(50), keep_until=soon(1)).kept.all()
     deadline_s = time.monotonic() + 60
     while retain(depot, range(50), keep_s=3600) != [OK] * 50:
@@ -97,10 +97,10 @@ def test_a_promise_that_has_ended_makes_room_for_another(open_depot: OpenDepot) 
 
 
 def test_promises_hold_after_a_restart_with_less_room(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     assert depot.put(range(90), keep_until=soon(3600)).kept.all()
     depot.store.close()
-    less = open_depot(quota_bytes=QUOTA // 4)
+    less = open_depot(quota=QUOTA // 4)
     assert all(less.there(range(90)))
     less.put(range(500, 600))
     assert retain(less, range(500, 520), keep_s=60).count(OK) == 0
@@ -113,7 +113,7 @@ def test_other_pools_delete_no_segment_with_promised_pages(
     open_depot: OpenDepot,
 ) -> None:
     # Full segments of the other pool, of which one page is promised.
-    limits = {"quota_bytes": QUOTA, "segment_bytes": 64 << 10}
+    limits = {"quota": QUOTA, "segment_bytes": 64 << 10}
     other = open_depot(pool="other", **limits)
     other.put(range(100))
     assert retain(other, [3], keep_s=3600) == [OK]
@@ -135,13 +135,13 @@ def test_garbage_collection_leaves_promised_pages(open_depot: OpenDepot) -> None
 
 
 def test_linked_files_cost_no_promised_page(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA, segment_bytes=64 << 10)
+    depot = open_depot(quota=QUOTA, segment_bytes=64 << 10)
     depot.put(range(20))
     assert retain(depot, [3], keep_s=3600) == [OK]
     depot.store.close()
     for path in list(depot.root.rglob("*.*/*")):
         os.link(path, depot.root.parent / path.name)
-    again = open_depot(quota_bytes=QUOTA, segment_bytes=64 << 10)
+    again = open_depot(quota=QUOTA, segment_bytes=64 << 10)
     flood(again)
     assert again.get([3]) == [OK]
 
@@ -156,7 +156,7 @@ def test_what_another_process_fills_gets_no_promise(open_depot: OpenDepot) -> No
 
 
 def test_nothing_is_promised_without_locks(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA, liveness=WriterLiveness.TIMEOUT)
+    depot = open_depot(quota=QUOTA, liveness=WriterLiveness.TIMEOUT)
     result = depot.put(range(10), keep_until=soon(60))
     assert result.ok.all()
     assert not result.kept.any()
@@ -246,7 +246,7 @@ def test_bytes_of_expired_pages_are_gone_soon(
 @pytest.mark.usefixtures("_hurried")
 @pytest.mark.slow
 def test_what_is_stored_meanwhile_is_not_erased(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA, erase_within_s=0.2)
+    depot = open_depot(quota=QUOTA, erase_within_s=0.2)
     deadline_s = time.monotonic() + 3
     turn = 0
     while time.monotonic() < deadline_s:
@@ -279,7 +279,7 @@ def budget_of(depot: Any) -> PromiseBudget:
 
 
 def test_a_damaged_count_is_taken_from_the_records(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     assert depot.put(range(50), keep_until=soon(3600)).kept.all()
     budget = budget_of(depot)
     before = budget.promised_bytes()
@@ -292,7 +292,7 @@ def test_a_damaged_count_is_taken_from_the_records(open_depot: OpenDepot) -> Non
 
 
 def test_clearing_ends_all_promises(open_depot: OpenDepot) -> None:
-    depot = open_depot(quota_bytes=QUOTA)
+    depot = open_depot(quota=QUOTA)
     depot.put(range(100), keep_until=soon(3600))
     depot.clear()
     assert depot.put(range(200, 300), keep_until=soon(3600)).kept.all()
@@ -318,7 +318,7 @@ def test_promises_stay_within_the_budget_and_hold(
 ) -> None:
     """Any order of puts, promises, loads, evictions and restarts."""
     chance = np.random.default_rng(seed)
-    limits = {"quota_bytes": QUOTA, "segment_bytes": 128 << 10, "retained_share": 0.4}
+    limits = {"quota": QUOTA, "segment_bytes": 128 << 10, "retained_share": 0.4}
     depot = open_depot(**limits)
     promised: dict[int, int] = {}
     for _ in range(60):
@@ -382,7 +382,7 @@ def _acknowledged(root: Path, seed: int, lines: int) -> list[int]:
 
 
 def _killed_in_turn(open_depot: OpenDepot, root: Path, kills: int) -> None:
-    limits = {"quota_bytes": 6 << 20, "namespace": "c0" * 32}
+    limits = {"quota": 6 << 20, "namespace": "c0" * 32}
     promised: set[int] = set()
     for seed in range(kills):
         promised.update(_acknowledged(root, seed, 3 + seed % 5))

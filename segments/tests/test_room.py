@@ -22,8 +22,8 @@ from kvdock.config.tenants import TenantRoom, Tenants
 from kvdock.namespace import canonical
 from kvdock_segments import (
     PosixIOEngine,
+    SegmentSettings,
     SegmentStore,
-    StoreLimits,
     StoreLocation,
     eviction,
     room,
@@ -103,7 +103,7 @@ def used(depot: Any) -> dict[str, int]:
 
 def test_a_tenant_above_its_quota_pays_for_everyone(open_depot: OpenDepot) -> None:
     half = QUOTA // 2
-    depot = open_depot(quota_bytes=QUOTA, tenants=rooms(acme=half, bell=half // 2))
+    depot = open_depot(quota=QUOTA, tenants=rooms(acme=half, bell=half // 2))
     depot.put(range(60), tenant=ACME)
     for numbers in fresh(10_000, 20, 40):
         depot.put(numbers, tenant=BELL)
@@ -151,7 +151,7 @@ def law(open_depot: OpenDepot, root: Path, steps: Any, quota: int = 1 << 20) -> 
     """Hold what is counted, and who pays, against the records on disk."""
     shares = {ACME: quota // 2, BELL: quota // 4}
     limits = {
-        "quota_bytes": quota,
+        "quota": quota,
         "tenants": rooms(acme=shares[ACME], bell=shares[BELL]),
         "segment_bytes": 128 << 10,
     }
@@ -209,7 +209,7 @@ def test_room_is_what_the_records_say(
 def test_no_tenant_within_its_quota_pays_for_one_above_its_own(
     open_depot: OpenDepot,
 ) -> None:
-    depot = open_depot(quota_bytes=QUOTA, tenants=rooms(acme=QUOTA // 4))
+    depot = open_depot(quota=QUOTA, tenants=rooms(acme=QUOTA // 4))
     mine = range(50)
     depot.put(mine, tenant=ACME)
     for numbers in fresh(10_000, 25, 60):
@@ -217,9 +217,7 @@ def test_no_tenant_within_its_quota_pays_for_one_above_its_own(
     assert depot.get(mine) == [0] * len(mine)
     depot.clear()
     depot.store.close()
-    depot = open_depot(
-        quota_bytes=QUOTA, tenants=rooms(acme=QUOTA // 4, bell=QUOTA // 4)
-    )
+    depot = open_depot(quota=QUOTA, tenants=rooms(acme=QUOTA // 4, bell=QUOTA // 4))
     depot.put(mine, tenant=ACME)
     for numbers in fresh(10_000, 25, 60):
         assert depot.put(numbers, tenant=BELL).ok.all()
@@ -245,7 +243,7 @@ def test_a_flood_takes_nothing_of_the_room_of_others(
     pools: tuple[str, str],
 ) -> None:
     tenants = rooms(acme=SHARE, bell=SHARE, **rooms_of_flood)
-    limits = {"quota_bytes": QUOTA, "segment_bytes": 128 << 10, "tenants": tenants}
+    limits = {"quota": QUOTA, "segment_bytes": 128 << 10, "tenants": tenants}
     others, flooder = (open_depot(pool=pool, **limits) for pool in pools)
     mine = {ACME: range(48), BELL: range(100, 148)}
     for tenant, numbers in mine.items():
@@ -270,7 +268,7 @@ def test_a_tenant_gets_its_room_back_from_one_whose_prompt_goes_on(
     open_depot: OpenDepot,
 ) -> None:
     tenants = rooms(acme=SHARE, bell=SHARE, default=SHARE)
-    depot = open_depot(quota_bytes=QUOTA, segment_bytes=128 << 10, tenants=tenants)
+    depot = open_depot(quota=QUOTA, segment_bytes=128 << 10, tenants=tenants)
     # What was looked up first is stored last: all that was stored since is warmer.
     depot.there(mine := range(40))
     depot.there(FLOOD)
@@ -369,12 +367,12 @@ def test_a_mutant_is_caught(
 def test_a_tenant_loses_no_more_than_it_has_above_its_quota(
     open_depot: OpenDepot,
 ) -> None:
-    depot = open_depot(quota_bytes=QUOTA, tenants=rooms(acme=QUOTA, bell=QUOTA))
+    depot = open_depot(quota=QUOTA, tenants=rooms(acme=QUOTA, bell=QUOTA))
     for numbers in fresh(10_000, 25, 20):
         depot.put(numbers, tenant=BELL)
     quota = used(depot)["bell"] - 4 * PAGE
     depot.store.close()
-    depot = open_depot(quota_bytes=QUOTA, tenants=rooms(acme=QUOTA, bell=quota))
+    depot = open_depot(quota=QUOTA, tenants=rooms(acme=QUOTA, bell=quota))
     for numbers in fresh(0, 1, 60):
         depot.put(numbers, tenant=ACME)
         if used(depot)["bell"] < quota + 4 * PAGE:
@@ -413,18 +411,18 @@ def test_other_namespaces_pay_where_the_disk_is_the_bound(
 def test_limits_that_change_and_tenants_that_come_and_go_count_at_once(
     open_depot: OpenDepot,
 ) -> None:
-    depot = open_depot(quota_bytes=QUOTA, tenants=rooms(acme=QUOTA))
+    depot = open_depot(quota=QUOTA, tenants=rooms(acme=QUOTA))
     depot.put(range(80), tenant=ACME)
     depot.put(range(100, 150), tenant=BELL)
     depot.put(range(200, 230))
     depot.store.close()
     tenants = rooms(default=1 << 20)
     del tenants["acme"]
-    depot = open_depot(quota_bytes=QUOTA, tenants=tenants)
+    depot = open_depot(quota=QUOTA, tenants=tenants)
     assert used(depot) == {"default": 110 * PAGE, "bell": 50 * PAGE}
     depot.store.close()
     # Smaller by now, so who was within its quota is above it.
-    depot = open_depot(quota_bytes=QUOTA, tenants=rooms(acme=1 << 18, bell=QUOTA))
+    depot = open_depot(quota=QUOTA, tenants=rooms(acme=1 << 18, bell=QUOTA))
     for numbers in fresh(1000, 10, 12):
         depot.put(numbers, tenant=BELL)
     assert sum(depot.there(range(80))) < 80
@@ -448,7 +446,7 @@ def test_a_namespace_of_before_belongs_to_the_tenant_of_its_salt(
 def test_a_tenant_promises_a_share_of_its_own_quota(open_depot: OpenDepot) -> None:
     tenants = rooms(acme=40 * PAGE, bell=40 * PAGE)
     tenants.rooms["acme"] = TenantRoom(quota=40 * PAGE, retained_share=0.25)
-    depot = open_depot(quota_bytes=QUOTA, tenants=tenants)
+    depot = open_depot(quota=QUOTA, tenants=tenants)
     soon = int(time.time()) + 3600
     assert int(depot.put(range(20), tenant=ACME, keep_until=soon).kept.sum()) == 10
     assert depot.put(range(100, 120), tenant=BELL, keep_until=soon).kept.all()
@@ -483,13 +481,13 @@ def test_one_that_floods_takes_no_hits_of_the_others(
     for tenant in (ACME, BELL):
         alone = open_depot(
             tmp_path / f"alone-{tenant}",
-            quota_bytes=quota,
+            quota=quota,
             tenants=rooms(acme=quota, bell=quota),
         )
         own = hits_of(alone, tenant, np.random.default_rng(1), draws, lambda _: None)
         crowded = open_depot(
             tmp_path / f"crowded-{tenant}",
-            quota_bytes=3 * quota,
+            quota=3 * quota,
             tenants=rooms(acme=quota, bell=quota, default=quota // 2),
         )
 
@@ -508,20 +506,24 @@ sys.path.insert(0, sys.argv[1])
 import test_room
 test_room.store_until_killed(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
 """
-KILLED: dict[str, Any] = {"quota_bytes": 4 << 20, "segment_bytes": 256 << 10}
+KILLED: dict[str, Any] = {"quota": 4 << 20, "segment_bytes": 256 << 10}
 
 
 def store_until_killed(root: Path, tenant: int, seed: int) -> None:
     """Store pages of one tenant, new ones each time; one line for each call."""
     place = StoreLocation(
-        root=root, namespace=NAMESPACE, pool="kv", object_bytes=(PAGE,)
+        root=root,
+        namespace=NAMESPACE,
+        pool="kv",
+        object_bytes=(PAGE,),
+        tenants=rooms(acme=1 << 20, bell=1 << 20),
     )
-    limits = StoreLimits(tenants=rooms(acme=1 << 20, bell=1 << 20), **KILLED)
-    store = SegmentStore(place, PosixIOEngine(2), limits)
+    settings = SegmentSettings(root, free_space=0, **KILLED)
+    store = SegmentStore(place, PosixIOEngine(2), settings)
     chance = np.random.default_rng(seed)
     memory = np.zeros((16, PAGE), np.uint8)
     at = (memory.ctypes.data + np.arange(16) * PAGE)[:, None]
-    sizes = np.full((16, 1), PAGE)
+    sizes = np.broadcast_to(np.int64(PAGE), (16, 1))
     while True:
         keys = [
             f"{NAMESPACE}/{one:032x}.kv"

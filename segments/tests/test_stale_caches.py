@@ -23,7 +23,7 @@ PAGES = 20
 ROUNDS = 40
 SMALL = {
     "liveness": WriterLiveness.TIMEOUT,
-    "quota_bytes": 12 * 10 * 8192,
+    "quota": 12 * 10 * 8192,
     "segment_bytes": 10 * 8192,
 }
 

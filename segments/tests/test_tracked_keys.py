@@ -50,7 +50,7 @@ def test_what_makes_way_is_returned_and_what_stays_is_not(
 ) -> None:
     each = 512 + index_bytes(1) - index_bytes(0)
     quota = 200 * each + 10 * index_bytes(0)
-    depot = open_depot(page_bytes=512, quota_bytes=quota, segment_bytes=20 * 512)
+    depot = open_depot(page_bytes=512, quota=quota, segment_bytes=20 * 512)
     assert depot.store.removed(1000) == []
     first, later = range(100), range(1000, 1180)
     for numbers in (first, later):

@@ -24,7 +24,7 @@ OK, ERROR, REFUSED = int(Outcome.OK), int(Outcome.ERROR), int(Outcome.REFUSED)
 SLOTS, SEGMENTS, PAGE_BYTES = 16, 12, 512
 ROOM = SLOTS * SEGMENTS
 LIMITS = {
-    "quota_bytes": SEGMENTS * (SLOTS * PAGE_BYTES + index_bytes(SLOTS)),
+    "quota": SEGMENTS * (SLOTS * PAGE_BYTES + index_bytes(SLOTS)),
     "segment_bytes": SLOTS * PAGE_BYTES,
     "page_bytes": PAGE_BYTES,
 }

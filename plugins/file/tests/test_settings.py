@@ -57,10 +57,9 @@ def test_the_limits_of_the_store_follow_the_settings() -> None:
         free_space="2 MiB",
         segment_bytes="1 MiB",
     )
-    limits = settings.limits
-    assert limits.quota_bytes == 1 << 30
-    assert limits.free_bytes == 2 << 20
-    assert limits.segment_bytes == 1 << 20
+    assert settings.quota == 1 << 30
+    assert settings.free_space == 2 << 20
+    assert settings.segment_bytes == 1 << 20
 
 
 def test_the_probe_checks_the_root_with_the_settings(tmp_path: Path) -> None:

@@ -35,9 +35,8 @@ def test_sizes_have_units_and_reach_the_store() -> None:
         free_space="2 MiB",
     )
     assert (settings.chunk, settings.iov_block) == (512 << 10, 64 << 20)
-    limits = settings.limits
-    assert (limits.quota_bytes, limits.segment_bytes) == (1 << 30, 1 << 20)
-    assert (limits.open_files, limits.free_bytes) == (12, 2 << 20)
+    assert (settings.quota, settings.segment_bytes) == (1 << 30, 1 << 20)
+    assert (settings.open_files, settings.free_space) == (12, 2 << 20)
 
 
 @pytest.mark.parametrize(

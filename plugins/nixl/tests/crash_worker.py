@@ -18,7 +18,7 @@ from kvdock import Batch, Operation
 from kvdock.geometry import block_of
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.settings import IOMethod
-from kvdock_segments import SegmentStore, StoreLimits, StoreLocation
+from kvdock_segments import SegmentSettings, SegmentStore, StoreLocation
 
 Numbers = npt.NDArray[np.int64]
 
@@ -52,15 +52,15 @@ class Shelf:
         place = StoreLocation(
             root=root, namespace=NAMESPACE, pool="kv", object_bytes=(PAGE_BYTES,)
         )
-        limits = StoreLimits(quota_bytes=QUOTA, segment_bytes=256 << 10)
-        return cls(SegmentStore(place, engine, limits), memory)
+        settings = SegmentSettings(root, QUOTA, free_space=0, segment_bytes=256 << 10)
+        return cls(SegmentStore(place, engine, settings), memory)
 
     def run(self, operation: Operation, numbers: Numbers) -> npt.NDArray[np.bool_]:
         keys = [f"{NAMESPACE}/{number:032x}.kv" for number in numbers.tolist()]
         if operation is Operation.EXISTS:
             return self.store.run(Batch(operation, keys)).ok
         at = self.memory.ctypes.data + np.arange(len(numbers)) * PAGE_BYTES
-        sizes = np.full((len(numbers), 1), PAGE_BYTES)
+        sizes = np.broadcast_to(np.int64(PAGE_BYTES), (len(numbers), 1))
         return self.store.run(Batch(operation, keys, at.reshape(-1, 1), sizes)).ok
 
     def put(self, numbers: Numbers) -> npt.NDArray[np.bool_]:

@@ -47,14 +47,14 @@ def test_values_out_of_range_are_rejected(setting: str, value: object) -> None:
 
 
 def test_the_limits_of_the_store_follow_the_settings() -> None:
-    limits = given(
+    settings = given(
         root="/x",
         quota="1 GiB",
         free_space="2 MiB",
         segment_bytes="1 MiB",
-    ).limits
-    assert (limits.quota_bytes, limits.free_bytes) == (1 << 30, 2 << 20)
-    assert limits.segment_bytes == 1 << 20
+    )
+    assert (settings.quota, settings.free_space) == (1 << 30, 2 << 20)
+    assert settings.segment_bytes == 1 << 20
 
 
 def test_the_store_commands_find_a_directory_and_leave_urls_to_others(

@@ -6,7 +6,7 @@ a plugin may import this package before numpy is needed.
 A backend makes a store and hands it batches:
 
     where = StoreLocation(root=root, namespace=digest, pool="kv", object_bytes=[4096])
-    store = SegmentStore(where, PosixIOEngine(threads=2), StoreLimits())
+    store = SegmentStore(where, PosixIOEngine(threads=2), SegmentSettings(root=root))
     store.run(batch)
 
 An I/O engine of another kind inherits from `IOEngine`: see there.
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvdock_segments.io import IORequest as IORequest
     from kvdock_segments.io import IOResult as IOResult
     from kvdock_segments.io import Token as Token
-    from kvdock_segments.limits import StoreLimits as StoreLimits
     from kvdock_segments.limits import StoreLocation as StoreLocation
     from kvdock_segments.opening import open_store as open_store
     from kvdock_segments.oracle import SegmentOracle as SegmentOracle

@@ -55,10 +55,11 @@ if TYPE_CHECKING:
     from kvdock_segments.directory import SegmentDirectory
     from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
-    from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.limits import StoreLocation
     from kvdock_segments.promises import PromiseBudget
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
+    from kvdock_segments.settings import SegmentSettings
     from kvdock_segments.usage import NamespaceUsage
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
@@ -84,7 +85,7 @@ class SegmentAllocator:
     Args:
         place: Location of the store.
         namespace_fd: Descriptor of the namespace's folder.
-        limits: Limits of the space that it takes.
+        settings: Of the space that it takes.
         neighbours: The namespace's folders, this one among them.
         others: The segments of the other folders.
         engine: Creates the files of pages.
@@ -101,7 +102,7 @@ class SegmentAllocator:
 
     place: StoreLocation
     namespace_fd: int
-    limits: StoreLimits
+    settings: SegmentSettings
     neighbours: NamespaceUsage
     others: OtherPools
     engine: IOEngine
@@ -219,7 +220,7 @@ class SegmentAllocator:
 
     def _bound(self, folder: SegmentDirectory) -> str:
         """Name the limit that leaves no room for a segment of this folder."""
-        floor, quota = self.limits.free_bytes, self.limits.quota_bytes
+        floor, quota = self.settings.free_space, self.settings.quota
         free = self.free_bytes()
         if quota and self._room(folder) < free - floor:
             return f"its quota is {format_bytes(quota)}, all pools together"
@@ -234,10 +235,10 @@ class SegmentAllocator:
 
     def promise_bytes(self) -> int:
         """Return how many bytes of the namespace may be promised."""
-        limits = self.limits
-        free = self.free_bytes() - limits.free_bytes
-        whole = limits.quota_bytes or self.usage_bytes() + max(0, free)
-        return int(whole * limits.retained_share)
+        settings = self.settings
+        free = self.free_bytes() - settings.free_space
+        whole = settings.quota or self.usage_bytes() + max(0, free)
+        return int(whole * settings.retained_share)
 
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with free slots that has no writer."""
@@ -405,20 +406,20 @@ class SegmentAllocator:
         """Return the usual number of slots of the next segment."""
         if not slot_bytes:
             return _MARK_SLOTS
-        most = self.limits.segment_bytes
-        if self.limits.quota_bytes:
-            most = min(most, self.limits.quota_bytes // LEAST_SEGMENTS)
+        most = self.settings.segment_bytes
+        if self.settings.quota:
+            most = min(most, self.settings.quota // LEAST_SEGMENTS)
         # Segments grow with the pool, so that a small pool takes little space.
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
         return max(1, min(MOST_SLOTS, most // slot_bytes))
 
     def _room(self, folder: SegmentDirectory) -> int:
         """Return how many bytes the namespace may still grow by."""
-        limits = self.limits
-        room = self.free_bytes() - limits.free_bytes
-        if limits.quota_bytes:
+        settings = self.settings
+        room = self.free_bytes() - settings.free_space
+        if settings.quota:
             others = self.neighbours.usage_bytes(but_fd=folder.fd)
-            room = min(room, limits.quota_bytes - others - folder.nbytes)
+            room = min(room, settings.quota - others - folder.nbytes)
         return room
 
     def free_bytes(self) -> int:
@@ -570,7 +571,7 @@ class SegmentAllocator:
             return None
         while True:
             # Within its own quota a namespace gains nothing by what others lose.
-            left = self.free_bytes() - self.limits.free_bytes
+            left = self.free_bytes() - self.settings.free_space
             bound_by_disk = self._room(folder) >= left
             if not self.room.evict_segment(everywhere=bound_by_disk):
                 return None

@@ -6,8 +6,9 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import attrs
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
         UInt64Array,
     )
     from kvdock_segments.io import IOEngine, Token
-    from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.limits import StoreLocation
     from kvdock_segments.segment import Segment
 
 _USES_S = 10.0
@@ -115,7 +116,7 @@ class Catalog:
     Args:
         namespace_fd: Descriptor of the namespace's folder; not closed here.
         engine: Opens the files of pages.
-        limits: How many files may stay open, and whose quotas count.
+        open_files: How many files may stay open beyond those in use; 0 to derive it.
     """
 
     def __init__(
@@ -124,22 +125,27 @@ class Catalog:
         place: StoreLocation,
         engine: IOEngine,
         counts: Counter[str],
-        limits: StoreLimits,
+        open_files: int,
     ) -> None:
         self.lock = threading.RLock()
         self.index = Index()
-        self.index.max_age_s = limits.max_age_s
-        self.index.timed = limits.max_age_s > 0
-        if limits.tenants.rooms:
-            self.index.tenants = TenantCount(set(limits.tenants.names), place.tenant)
+        self.index.max_age_s = place.max_age_s
+        self.index.timed = place.max_age_s > 0
+        if place.tenants.rooms:
+            self.index.tenants = TenantCount(set(place.tenants.names), place.tenant)
         self.folders: dict[int, SegmentDirectory] = {}
         self.segments: dict[int, Segment] = {}
         self._lookups = PrefixLookups(self.index, self.segments)
         self.counts = counts
         self._namespace_fd = namespace_fd
         self._place = place
-        self._seed = key_seed(place.namespace)
-        self._files = FdCache(engine, limits.open_files or None)
+        # Return the digests of keys, 16 bytes each.
+        self.packed: Callable[[Sequence[str]], bytes] = (
+            _from_hex
+            if place.digests
+            else partial(packed_digests, seed=key_seed(place.namespace))
+        )
+        self._files = FdCache(engine, open_files or None)
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
@@ -180,8 +186,12 @@ class Catalog:
     def gone(self) -> bool:
         """Return whether the namespace or a folder of it was deleted."""
         # A namespace's folder can only go after those in it. `refresh` needs each look.
-        looks = [folder.look() for folder in list(self.folders.values())]
-        return any(looks) if looks else paths.is_gone(self._namespace_fd)
+        if not self.folders:
+            return paths.is_gone(self._namespace_fd)
+        gone = False
+        for folder in tuple(self.folders.values()):
+            gone |= folder.look()
+        return gone
 
     def recreate_folders(self, *, moved: bool = False) -> None:
         """Create folders again that were deleted.
@@ -205,12 +215,6 @@ class Catalog:
         if len(found.there) < len(keys) and self.refresh(missed=True):
             found = self._look_up(digests)
         return found
-
-    def packed(self, keys: Sequence[str]) -> bytes:
-        """Return the digests of keys, 16 bytes each."""
-        if self._place.digests:
-            return bytes.fromhex("".join(keys))
-        return packed_digests(keys, self._seed)
 
     def digests(self, keys: Sequence[str]) -> UInt64Array:
         """Return the digests of keys, uint64 (n, 2)."""
@@ -366,8 +370,11 @@ class Catalog:
             always: Read now, however recent the last refresh is.
             looked: Whether `gone` has looked at the folders just now.
         """
-        folders = list(self.folders.values())
-        changed = [f for f in folders if f.changed(looked=looked, missed=missed)]
+        folders = tuple(self.folders.values())
+        changed = []
+        for folder in folders:
+            if folder.changed(looked=looked, missed=missed):
+                changed.append(folder)  # noqa: PERF401 - a frame less for each call
         missed |= stored
         nothing_new = not (changed or missed)
         if not always and (nothing_new or time.monotonic() < self._next_sync_s):
@@ -520,3 +527,7 @@ class Catalog:
             os.close(folder.fd)
         self.folders.clear()
         self._files.close_after_fork()
+
+
+def _from_hex(keys: Sequence[str]) -> bytes:
+    return bytes.fromhex("".join(keys))

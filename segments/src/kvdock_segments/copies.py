@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from kvdock.retention import Retention
     from kvdock.stores import PoolSurvey
     from kvdock_segments.inspect import Location
-    from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.limits import StoreLocation
+    from kvdock_segments.settings import SegmentSettings
 
 _BATCH = 4096
 _CALL_S = 60.0
@@ -84,7 +85,7 @@ class SegmentReceiver:
     """
 
     place: StoreLocation
-    limits: StoreLimits
+    settings: SegmentSettings | None
     opened: ExitStack
     _stores: dict[tuple[str, int], SegmentStore] = attrs.field(factory=dict)
 
@@ -165,7 +166,7 @@ class SegmentReceiver:
         kind = pool, nbytes
         if kind not in self._stores:
             place = attrs.evolve(self.place, pool=pool, object_bytes=[nbytes])
-            store = SegmentStore(place, PosixIOEngine(), self.limits)
+            store = SegmentStore(place, PosixIOEngine(), self.settings)
             self._stores[kind] = self.opened.enter_context(store)
         return self._stores[kind]
 
@@ -179,7 +180,9 @@ def _answer(outcome: int) -> RetentionAnswer:
 
 
 @contextmanager
-def receiver(place: StoreLocation, limits: StoreLimits) -> Iterator[SegmentReceiver]:
+def receiver(
+    place: StoreLocation, settings: SegmentSettings | None
+) -> Iterator[SegmentReceiver]:
     """Open a store, new or not, for objects of one namespace, by their digests."""
     with ExitStack() as opened:
-        yield SegmentReceiver(attrs.evolve(place, digests=True), limits, opened)
+        yield SegmentReceiver(attrs.evolve(place, digests=True), settings, opened)

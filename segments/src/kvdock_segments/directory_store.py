@@ -13,7 +13,7 @@ from kvdock.errors import KvdockError, NamespaceError, SettingsError
 from kvdock.namespace import RECORD_NAME, load_record
 from kvdock_segments import inspect
 from kvdock_segments.copies import SegmentReceiver, receiver, stored_pages
-from kvdock_segments.limits import StoreLimits, StoreLocation
+from kvdock_segments.limits import StoreLocation
 from kvdock_segments.paths import earlier_now_ns
 from kvdock_segments.room import tenants_in
 from kvdock_segments.verify import verify_namespace
@@ -37,12 +37,12 @@ class DirectoryStore:
 
     Args:
         shared: Accept one that others own or may write.
-        limits: Of what is copied there.
+        settings: Of what is copied there; without them nothing limits it.
     """
 
     root: Path
     shared: bool = False
-    limits: StoreLimits = attrs.field(factory=StoreLimits)
+    settings: SegmentSettings | None = None
 
     @classmethod
     def open(
@@ -69,7 +69,7 @@ class DirectoryStore:
             )
         where = f"backend {backend!r}"
         found = structure(settings, {**given, "root": target}, where=where)
-        return cls(found.root, found.shared_root, found.limits)
+        return cls(found.root, found.shared_root, found)
 
     def namespaces(self) -> tuple[str, ...]:
         """Return the digests of the namespaces, sorted.
@@ -139,7 +139,7 @@ class DirectoryStore:
             record=record,
             shared=self.shared,
         )
-        return receiver(place, self.limits)
+        return receiver(place, self.settings)
 
     def record(self, namespace: str) -> Mapping[str, object]:
         """Return the record of a namespace; empty if none is there that fits."""

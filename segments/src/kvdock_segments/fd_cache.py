@@ -83,7 +83,8 @@ class FdCache:
                 entry.uses -= 1
                 if entry.stale and not entry.uses:
                     self._close(segment)
-            self._close_idle(self._most)
+            if len(self._open) > self._most:
+                self._close_idle(self._most)
 
     def close_idle(self) -> int:
         """Close all files that are not in use; return how many."""
@@ -92,13 +93,12 @@ class FdCache:
 
     def _close_idle(self, most: int) -> int:
         closed = 0
-        if len(self._open) > most:
-            for segment, entry in list(self._open.items()):
-                if not entry.uses:
-                    self._close(segment)
-                    closed += 1
-                    if len(self._open) <= most:
-                        break
+        for segment, entry in list(self._open.items()):
+            if len(self._open) <= most:
+                break
+            if not entry.uses:
+                self._close(segment)
+                closed += 1
         return closed
 
     def _close(self, segment: Segment) -> None:

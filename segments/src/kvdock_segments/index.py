@@ -365,8 +365,8 @@ class Index:
             return self.table.find(digests, self._digests())
         digests = np.ascontiguousarray(digests)
         rows = np.empty(len(digests), np.int64)
-        places = native.address_of(digests), len(rows), native.address_of(rows)
-        compiled.find(self.table.address, *places)
+        asked, answer = native.address_of(digests), native.address_of(rows)
+        compiled.find(self.table.address, asked, len(rows), answer)
         return rows
 
     def _expired(self, rows: Int64Array, grace_s: int = 0) -> BoolArray:

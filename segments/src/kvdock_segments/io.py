@@ -50,7 +50,6 @@ GRANULE = 512 << 10  # bytes of one call; half an L2 cache
 MOST_GRANULE = 4 << 20  # bytes between two checks of the deadline
 MOST_BUFFERS = 1024  # IOV_MAX of Linux
 _TASK = 1 << 20  # bytes that a helper takes at once
-_SMALL = 128 << 10  # bytes of objects that one thread moves
 
 
 def granule_of(object_bytes: int) -> int:
@@ -297,20 +296,12 @@ class IOPlan:
 def tasks_of(count: int, most_bytes: int) -> Tasks:
     """Cut rows into tasks of about a megabyte, given the bytes of the largest."""
     step = max(1, _TASK // max(1, most_bytes))
-    return [(at, min(at + step, count)) for at in range(0, count, step)]
+    edges = [*range(0, count, step), count]
+    return list(pairwise(edges))
 
 
 def plan_request(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
     """Sort objects by offset, join adjacent ones into runs, runs into tasks."""
-    plan, tasks = _plan(request, result)
-    # Writes to one file follow each other in the kernel. Pages of 64K, put by two
-    # threads, took 2.9 ms where one took 2.2.
-    if len(tasks) > 1 and request.write and is_small(request):
-        tasks = [(0, tasks[-1][1])]
-    return plan, tasks
-
-
-def _plan(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
     count = len(request)
     sizes = request.sizes
     if sizes.strides[0] == 0:
@@ -361,11 +352,3 @@ def _plan(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
         result=result,
     )
     return plan, list(pairwise(edges))
-
-
-def is_small(request: IORequest) -> bool:
-    """Return whether objects of one size are so small that one thread moves them."""
-    sizes = request.sizes
-    if not sizes.size or sizes.strides[0]:
-        return False
-    return int(sizes[0].sum()) <= _SMALL

@@ -1,4 +1,4 @@
-"""Limits of the space that a namespace takes."""
+"""Where the objects of a pool are, and the least room that they need."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ class StoreLocation:
         digests: Whether keys are not keys but their digests in hex, as records of
             another store have them.
         tenant: Number of the tenant that the namespace's salt belongs to; 0 for none.
+        tenants: The listed tenants, with their quotas.
+        max_age_s: How long pages are served that say no time; 0 for ever.
+        erase_within_s: How soon after its time a page is overwritten.
     """
 
     root: Path
@@ -51,47 +54,25 @@ class StoreLocation:
     )
     digests: bool = False
     tenant: int = 0
-
-
-@attrs.frozen(kw_only=True)
-class StoreLimits:
-    """Limits of the space that a namespace takes.
-
-    Args:
-        quota_bytes: Maximum bytes of all its pools; 0 for no quota.
-        free_bytes: Space of the file system that stays free.
-        segment_bytes: Size of a segment; smaller where space is short.
-        open_files: Maximum number of files of pages that stay open beyond those in
-            use; 0 to derive it from the process's limit of descriptors.
-        retained_share: Share of the quota that may be promised.
-        max_age_s: How long pages are served that say no time; 0 for ever.
-        erase_within_s: How soon after its time a page is overwritten.
-        tenants: The listed tenants, with their quotas.
-    """
-
-    quota_bytes: int = 0
-    free_bytes: int = 0
-    segment_bytes: int = 256 << 20
-    open_files: int = 0
-    retained_share: float = 0.5
+    tenants: Tenants = attrs.field(factory=Tenants, repr=False)
     max_age_s: float = 0.0
     erase_within_s: float = 60.0
-    tenants: Tenants = attrs.field(factory=Tenants, repr=False)
 
-    def check(self, object_bytes: int, slot_bytes: int) -> None:
-        """Reject a quota that is too small for one object.
 
-        Raises:
-            SettingsError: If there is a quota and it is too small.
-        """
-        least = least_bytes(slot_bytes)
-        if self.quota_bytes and self.quota_bytes < least:
-            raise SettingsError(
-                f"a quota of {self.quota_bytes} bytes has no room for one object of "
-                f"{object_bytes} bytes",
-                fix=f"Give at least {least} bytes, and some {LEAST_SEGMENTS} times as "
-                "much for eviction to work well.",
-            )
+def check_quota(quota: int, object_bytes: int, slot_bytes: int) -> None:
+    """Reject a quota that is too small for one object.
+
+    Raises:
+        SettingsError: If there is a quota and it is too small.
+    """
+    least = least_bytes(slot_bytes)
+    if quota and quota < least:
+        raise SettingsError(
+            f"a quota of {quota} bytes has no room for one object of {object_bytes} "
+            "bytes",
+            fix=f"Give at least {least} bytes, and some {LEAST_SEGMENTS} times as much "
+            "for eviction to work well.",
+        )
 
 
 def least_bytes(slot_bytes: int) -> int:

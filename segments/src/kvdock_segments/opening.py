@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from kvdock.namespace import canonical
 from kvdock_segments.limits import StoreLocation
 from kvdock_segments.ownership import WriterLiveness
@@ -30,12 +28,6 @@ def open_store(
         KvdockError: If the root or a stored namespace record cannot be trusted.
     """
     settings: SegmentSettings = config.settings
-    limits = attrs.evolve(
-        settings.limits,
-        max_age_s=config.max_age_s,
-        erase_within_s=config.erase_within_s,
-        tenants=config.tenants,
-    )
     record = config.namespace_record
     try:
         place = StoreLocation(
@@ -47,10 +39,13 @@ def open_store(
             shared=settings.shared_root,
             liveness=WriterLiveness.LOCKS if settings.locks else WriterLiveness.TIMEOUT,
             tenant=config.tenants.number(config.tenant),
+            tenants=config.tenants,
+            max_age_s=config.max_age_s,
+            erase_within_s=config.erase_within_s,
         )
         if config.trial:
-            return TrialStore.open(place, engine, limits, config.shared)
-        return SegmentStore(place, engine, limits)
+            return TrialStore.open(place, engine, settings, config.shared)
+        return SegmentStore(place, engine, settings)
     except BaseException:
         engine.close()
         raise

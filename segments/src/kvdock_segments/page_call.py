@@ -15,7 +15,6 @@ from kvdock_segments.format import RECORD
 
 if TYPE_CHECKING:
     from kvdock.native import Library
-    from kvdock_segments.io import Token
 
 MOST_PAGES = 512
 
@@ -29,6 +28,9 @@ class PageCall:
         segments: int64, numbers of the segments that hold the pages.
         file_of: int64, the place in `segments` of each page's.
         offsets: int64, where each page begins in its file.
+        slot_bytes: int64, of those segments.
+        tokens: int64, of their files, where those are descriptors; else the engine
+            goes by the request alone.
         slots: int64, of pages that are stored.
         expected: uint64, checksums of the records.
         records: of pages that were written.
@@ -48,7 +50,7 @@ class PageCall:
         self.stored_ns, self.used_ns, self.segments = stored_ns, used_ns, segments
         self.file_of, self.offsets, self.slots = file_of, offsets, slots
         self.expected, self.records = expected, records
-        self._slot_bytes, self._tokens = slot_bytes, tokens
+        self.slot_bytes, self.tokens = slot_bytes, tokens
         self.movement = Movement(
             compiled=compiled,
             order=order,
@@ -63,11 +65,3 @@ class PageCall:
         self._words = np.array([*map(address_of, every)], np.int64)
         self._kept = every
         self.address = address_of(self._words)
-
-    def note_file(self, place: int, token: Token, slot_bytes: int) -> None:
-        """Note a file that is open, before offsets are computed."""
-        self._slot_bytes[place] = slot_bytes
-        if (
-            type(token) is int
-        ):  # a descriptor; what else there is, is its engine's matter
-            self._tokens[place] = token

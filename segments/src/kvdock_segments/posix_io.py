@@ -7,20 +7,18 @@ never queues behind a long one, and parallelism is bounded.
 Tasks are cut so that the bytes are in the processor's cache for the checksum:
 it is computed just before they are written, or just after they were read.
 
-Where memory has a gate, bytes in the page cache are read and hashed while it is open,
-and all others are read into a bounce buffer of the thread first and copied from there;
-and they are hashed while it is open before they are written, so that an object of
+Where memory has a gate, compiled code reads and hashes bytes in the page cache while
+it is open; all others are read into a bounce buffer of the thread first and copied from
+there. What is written is hashed while it is open, before it is written: an object of
 memory that changed meanwhile is not reported, and its checksum would not fit.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,7 +41,6 @@ from kvdock_segments.io import (
     IORequest,
     IOResult,
     granule_of,
-    is_small,
     plan_request,
     tasks_of,
 )
@@ -74,7 +71,6 @@ class PosixIOEngine(IOEngine):
         self._threads = max(1, threads)
         self._space = native.address_space()
         self._bounce = BounceBuffer(MOST_GRANULE)
-        self._probe = [bytearray(1)]
         # One entry for each call under way: a list is changed without a lock.
         self._calls: list[None] = []
         self._helpers = Helpers(self._threads - 1)
@@ -176,8 +172,6 @@ class PosixIOEngine(IOEngine):
 
     def _move_in_python(self, request: IORequest, result: IOResult) -> None:
         plan, tasks = plan_request(request, result)
-        if self._is_alone(request, plan):
-            tasks = [(0, tasks[-1][1])]
         self._share(partial(self._work, plan), tasks)
 
     def _share(self, work: Work, tasks: Tasks) -> None:
@@ -187,18 +181,6 @@ class PosixIOEngine(IOEngine):
             work(tasks[0][0], tasks[-1][1])
         else:
             self._pool().share(work, tasks)
-
-    def _is_alone(self, request: IORequest, plan: IOPlan) -> bool:
-        """Return whether a call has no helpers: they add nothing but their hand-over.
-
-        Calls at once share the processors already. Small objects in the page cache are
-        moved with the interpreter's lock held, by one thread at a time: a second one
-        adds a tenth of processor time, and nothing to the rate.
-        """
-        if self._direct:
-            return False
-        small = not plan.write and is_small(request)
-        return small and self._is_cached(plan.files[-1], plan.offsets[-1])
 
     def _pool(self) -> Helpers:
         if self._guard.forked:
@@ -235,8 +217,7 @@ class PosixIOEngine(IOEngine):
             None if they are too large for one call, or the call fails.
         """
         if plan.gate is not None and not plan.write:
-            found = self._from_cache(plan, start, stop)
-            return found or self._together_gated(plan, start, stop)
+            return self._together_gated(plan, start, stop)
         views = self._views(plan, start, stop)
         wanted = sum(map(len, views))
         if wanted > plan.granule or len(views) > MOST_BUFFERS:
@@ -270,51 +251,6 @@ class PosixIOEngine(IOEngine):
             for at, size in zip(row, each, strict=True)
             if size
         ]
-
-    def _from_cache(self, plan: IOPlan, start: int, stop: int) -> list[int]:
-        """Read adjacent objects into place from the page cache; return their checksums.
-
-        Returns:
-            Nothing if not all of them are there, or the gate is closed.
-        """
-        if self._direct:
-            return []
-        file, offset = plan.files[start], plan.offsets[start]
-        views = self._views(plan, start, stop)
-        wanted = sum(map(len, views))
-        if wanted > plan.granule or len(views) > MOST_BUFFERS:
-            return []
-        # Asked before the gate is entered: a read that finds nothing has the file
-        # system read ahead, which may wait for a disk that hangs.
-        if self._is_cached(file, offset + wanted - 1) and plan.enter():
-            try:
-                with suppress(OSError):
-                    whole = os.preadv(file, views, offset, _CACHED) == wanted
-                    sums = self._sums(plan, start, stop, views)
-                    right = plan.expected[start:stop] if plan.expected else sums
-                    if not whole or sums != right:
-                        self._wipe(plan, start, sums, right if whole else [])
-                    return sums if whole else []
-            finally:
-                plan.leave()
-        return []
-
-    def _wipe(
-        self, plan: IOPlan, start: int, sums: list[int], right: list[int]
-    ) -> None:
-        """Leave no byte of objects whose checksum is not right, or not known."""
-        for row, found in enumerate(sums):
-            if not right or found != right[row]:
-                one = start + row
-                for at, size in plan.pieces_of(one, one + 1):
-                    ctypes.memset(at, 0, size)
-
-    def _is_cached(self, file: int, offset: int) -> bool:
-        """Return whether the page cache has a byte of a file, as far as is known."""
-        try:
-            return bool(_CACHED and os.preadv(file, self._probe, offset, _CACHED))
-        except OSError:
-            return False
 
     def _together_gated(self, plan: IOPlan, start: int, stop: int) -> list[int] | None:
         """Read adjacent objects into the bounce buffer, and copy those that are right.

@@ -72,7 +72,9 @@ class QuickWay:
                         return None
                     held.append(segment)
                     tokens.append(token)
-                    call.note_file(place, token, segment.slot_bytes)
+                    call.slot_bytes[place] = segment.slot_bytes
+                    if type(token) is int:
+                        call.tokens[place] = token
                 first_ns = index.clock.begin_read(count, batch.deadline_s)
                 compiled.plan(where, call.address, count, first_ns)
                 # Copies: they are counted later, and the next call writes over these.
@@ -129,7 +131,8 @@ class QuickWay:
                 words, batch.deadline_s, batch.tenant
             )
             call.used_ns[:count], call.stored_ns[:count] = used_ns, stored_ns
-            fresh = PutBatch(batch, words, used_ns, stored_ns, version, call)
+            kept = np.zeros(count, np.bool_)
+            fresh = PutBatch(batch, words, used_ns, stored_ns, version, kept, call)
             outcomes = self._writer.store(fresh, np.arange(count), size)
         finally:
             self._calls.append(call)

@@ -11,7 +11,6 @@ from kvdock.config import count, option, path, size
 from kvdock.errors import SettingsError
 
 if TYPE_CHECKING:
-    from kvdock_segments.limits import StoreLimits
     from kvdock_segments.root_check import RootFinding
 
 _LEAST_SEGMENT_BYTES = 64 << 10
@@ -68,24 +67,11 @@ class SegmentSettings:
 
     def check_root(self, *, direct: bool) -> tuple[RootFinding, ...]:
         """Look at the root; try to bypass the page cache if `direct`."""
-        from kvdock_segments.root_check import check_root  # noqa: PLC0415 - as below
+        from kvdock_segments.root_check import check_root  # noqa: PLC0415 - numpy, 65 ms
 
         return check_root(
             self.root,
             free_bytes=self.free_space,
             shared=self.shared_root,
             direct=direct,
-        )
-
-    @property
-    def limits(self) -> StoreLimits:
-        """Limits of a namespace."""
-        from kvdock_segments.limits import StoreLimits  # noqa: PLC0415 - numpy, 65 ms
-
-        return StoreLimits(
-            quota_bytes=self.quota,
-            free_bytes=self.free_space,
-            segment_bytes=self.segment_bytes,
-            open_files=self.open_files,
-            retained_share=self.retained_share,
         )

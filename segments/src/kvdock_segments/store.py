@@ -28,7 +28,7 @@ from kvdock_segments.cleanup import clear_namespace
 from kvdock_segments.eviction import OtherPools
 from kvdock_segments.inspect import namespace_of
 from kvdock_segments.io import slot_bytes_of
-from kvdock_segments.limits import StoreLimits
+from kvdock_segments.limits import check_quota
 from kvdock_segments.namespace_files import keep_files, remove_damaged
 from kvdock_segments.paths import OUT_OF_FILES
 from kvdock_segments.promises import PromiseBudget
@@ -36,6 +36,7 @@ from kvdock_segments.quick import QuickWay
 from kvdock_segments.reader import Reader
 from kvdock_segments.retention import Retainer
 from kvdock_segments.room import Room
+from kvdock_segments.settings import SegmentSettings
 from kvdock_segments.tracked_keys import TrackedKeys
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.writer import Writer
@@ -89,7 +90,7 @@ class SegmentStore(ClosedAfterUse):
 
     Args:
         engine: Moves their bytes; closed with the store.
-        limits: Limits of the space that the namespace takes.
+        settings: Of the space that the namespace takes; nothing limits it without them.
 
     Raises:
         KvdockError: If the root or the namespace cannot be trusted, or the quota is
@@ -98,12 +99,15 @@ class SegmentStore(ClosedAfterUse):
     """
 
     def __init__(
-        self, place: StoreLocation, engine: IOEngine, limits: StoreLimits | None = None
+        self,
+        place: StoreLocation,
+        engine: IOEngine,
+        settings: SegmentSettings | None = None,
     ) -> None:
         self.place = place
         self.counts: Counter[str] = Counter()
         self._engine = engine
-        self._limits = limits or StoreLimits()
+        self._settings = settings or SegmentSettings(place.root, free_space=0)
         self._forking = threading.Lock()
         self._failures = ThrottledLog(log, at_powers_of_two)
         self._tracked = TrackedKeys()
@@ -112,7 +116,7 @@ class SegmentStore(ClosedAfterUse):
         self._opening: dict[int, threading.Lock] = {}
         paths.check_namespace(place.namespace)
         for size in place.object_bytes:
-            self._limits.check(size, slot_bytes_of(engine, size))
+            check_quota(self._settings.quota, size, slot_bytes_of(engine, size))
         try:
             self._open()
         except (OSError, KvdockError) as error:
@@ -191,14 +195,14 @@ class SegmentStore(ClosedAfterUse):
             self.place,
             self._engine,
             self.counts,
-            self._limits,
+            self._settings.open_files,
         )
         usage = NamespaceUsage(self._namespace_fd, self.place.liveness)
         catalog, room = self._catalog, None
         if catalog.index.tenants is not None:
             room = Room(
                 self.place,
-                self._limits.tenants,
+                self.place.tenants,
                 catalog.index,
                 catalog.index.tenants,
                 catalog.lock,
@@ -207,7 +211,7 @@ class SegmentStore(ClosedAfterUse):
         self._allocator = SegmentAllocator(
             self.place,
             self._namespace_fd,
-            self._limits,
+            self._settings,
             usage,
             OtherPools(usage, self.counts, room),
             self._engine,
@@ -259,7 +263,7 @@ class SegmentStore(ClosedAfterUse):
         if self._catalog.gone() or time.monotonic() >= self._look_at_s:
             self._check_gone()
         if self._catalog.index.timed:
-            self._retainer.watch(self._limits.erase_within_s)
+            self._retainer.watch(self.place.erase_within_s)
         match batch.operation:
             case Operation.GET:
                 return self._quick.get(batch) or self._reader.get(batch)
@@ -424,7 +428,7 @@ class SegmentStore(ClosedAfterUse):
             used = self.capacity().used_bytes
             return Usage(
                 namespace_bytes=used,
-                quota_bytes=self._limits.quota_bytes,
+                quota_bytes=self._settings.quota,
                 free_bytes=self._free_bytes(),
                 counts=MappingProxyType(dict(self.counts)),
             )
@@ -449,7 +453,7 @@ class SegmentStore(ClosedAfterUse):
             failed_slots=sum(len(segment.failed) for segment in segments),
             pool_bytes=sum(segment.nbytes for segment in segments),
             namespace_bytes=used,
-            quota_bytes=self._limits.quota_bytes,
+            quota_bytes=self._settings.quota,
             free_bytes=self._allocator.free_bytes(),
             index_bytes=catalog.index.nbytes,
             open_files=catalog.open_files,
@@ -495,9 +499,9 @@ class SegmentStore(ClosedAfterUse):
             promises = self._allocator.promise_bytes()
             if self._allocator.room is not None:
                 tenants = self._allocator.room.report()
-        limit = used + max(0, free - self._limits.free_bytes)
+        limit = used + max(0, free - self._settings.free_space)
         # A limit of 0 would mean that it is not known.
-        limit = max(1, min(limit, self._limits.quota_bytes or limit))
+        limit = max(1, min(limit, self._settings.quota or limit))
         return Capacity(used, limit, failed, promised, promises, tenants)
 
     def _free_bytes(self) -> int:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvdock_segments.io import IOEngine
-    from kvdock_segments.limits import StoreLimits, StoreLocation
+    from kvdock_segments.limits import StoreLocation
+    from kvdock_segments.settings import SegmentSettings
 
 PREFIX = ".kvdock-trial-"
 _SCRATCH = "scratch"
@@ -57,7 +58,7 @@ class TrialStore(SegmentStore):
         cls,
         place: StoreLocation,
         engine: IOEngine,
-        limits: StoreLimits,
+        settings: SegmentSettings,
         shared: MutableMapping[str, Any],
     ) -> Self:
         """Open a store beside the place where an engine's store would be.
@@ -73,7 +74,7 @@ class TrialStore(SegmentStore):
             scratch = shared[_SCRATCH] = _Scratch.beside(place.root)
         scratch.users += 1
         try:
-            store = cls(attrs.evolve(place, root=scratch.path), engine, limits)
+            store = cls(attrs.evolve(place, root=scratch.path), engine, settings)
         except BaseException:
             scratch.leave()
             raise

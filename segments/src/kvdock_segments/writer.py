@@ -71,8 +71,8 @@ class PutBatch:
         used_ns: int64 (n,), the time of use of each.
         stored_ns: int64 (n,), since when each counts as stored.
         absent_at: Version of the index at which they were absent, or -1.
-        call: For compiled code, with the times of them; None for the thorough way.
         kept: bool (n,), which are stored with the promise that was asked for.
+        call: For compiled code, with the times of them; None for the thorough way.
     """
 
     batch: Batch
@@ -80,11 +80,8 @@ class PutBatch:
     used_ns: Int64Array
     stored_ns: Int64Array
     absent_at: int
+    kept: BoolArray
     call: PageCall | None = None
-    kept: BoolArray = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.kept = np.zeros(len(self.batch), np.bool_)
 
 
 class Writer:
@@ -138,7 +135,7 @@ class Writer:
         if len(missing):
             first, copy_of = _without_repeats(found.digests[missing])
             todo = missing[first]
-            fresh = PutBatch(batch, found.digests, used_ns, stored_ns, absent_at)
+            fresh = PutBatch(batch, found.digests, used_ns, stored_ns, absent_at, kept)
             sizes = wanted[todo]
             if (sizes == sizes[0]).all():
                 outcomes[todo] = self.store(fresh, todo, int(sizes[0]))
@@ -147,7 +144,7 @@ class Writer:
                     same = todo[sizes == size]
                     outcomes[same] = self.store(fresh, same, size)
             outcomes[missing] = outcomes[todo][copy_of]
-            kept[missing] = fresh.kept[todo][copy_of]
+            kept[missing] = kept[todo][copy_of]
         return outcomes, kept
 
     def store(self, fresh: PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
@@ -192,7 +189,9 @@ class Writer:
         try:
             if call is not None and compiled is not None:
                 call.slots[:count] = reserved.slots
-                call.note_file(0, token, segment.slot_bytes)
+                call.slot_bytes[0] = segment.slot_bytes
+                if type(token) is int:
+                    call.tokens[0] = token
                 compiled.place_in_slots(call.address, count)
                 file_of, offsets = call.file_of[:count], call.offsets[:count]
             else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 
 from kvdock_segments import UNREGISTERED, IOResult
@@ -26,15 +25,7 @@ def move_within(
     result.errors[~known] = UNREGISTERED
     rows = np.flatnonzero(known)
     if len(rows):
-        part = move(
-            attrs.evolve(
-                request,
-                file_of=request.file_of[rows],
-                offsets=request.offsets[rows],
-                addresses=request.addresses[rows],
-                sizes=request.sizes[rows],
-            )
-        )
+        part = move(request.rows(rows))
         result.errors[rows] = part.errors
         result.nbytes[rows] = part.nbytes
         result.checksums[rows] = part.checksums
