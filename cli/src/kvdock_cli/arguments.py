@@ -66,7 +66,7 @@ def typed_settings(
         return backend.settings(given)
     except SettingsError as error:
         fix = (
-            f"Write `kvdock {command} {backend.name} --set KEY=VALUE`; `kvdock show "
+            f"Write `kvdock {command} {backend.name} --set KEY=VALUE`; `kvdock list "
             f"{backend.name}` lists its settings."
         )
         raise SettingsError(error.what, fix=error.fix or fix) from error

@@ -64,7 +64,8 @@ class CommandGroup(WholeSummaries):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**settings)
         alone, problems = split_duplicates(usable_entry_points(COMMANDS_GROUP))
-        self._candidates = {one.name: one for one in alone}
+        # A name with a dot is of an adapter, for a command of ours.
+        self._candidates = {one.name: one for one in alone if "." not in one.name}
         self._problems = {one.name: one for one in problems}
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own
@@ -117,6 +118,8 @@ def _about(candidate: Candidate) -> str:
 def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keeps private
     """Import a command and make it one of typer's; raise BrokenPlugin if it is none."""
     found = import_entry_point(candidate)
+    if "." in candidate.name:
+        return found
     module = sys.modules[candidate.value.partition(":")[0].strip()]
     try:
         return _made(candidate.name, found, inspect.getdoc(module) or "")
@@ -161,7 +164,19 @@ def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a clas
             inner.command(word)(_function(function))
         return _made(name, inner, about)
     inner.command(name)(_function(found))
-    return get_command(inner)
+    command: Any = get_command(inner)
+    for param in command.params:
+        if param.type_descriptor.annotation is str:
+            param._runtime_param = _Text()  # noqa: SLF001 - typer has no other way
+    return command
+
+
+class _Text:
+    """How typer reads text, which is text already: its own way imports pydantic."""
+
+    def coerce(self, value: object, **_: object) -> object:
+        """Return what was given."""
+        return value
 
 
 def _function(found: object) -> Any:  # noqa: ANN401 - any signature

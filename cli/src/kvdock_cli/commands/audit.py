@@ -13,7 +13,6 @@ from kvdock_cli import progress
 from kvdock_cli.engine_client import Completion, EngineClient, Prompt
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import audit as report
-from kvdock_cli.terminal import style_of
 
 
 def audit(
@@ -83,9 +82,7 @@ def audit(
     done = report.Audit(
         client=client, tolerance=tolerance, compared=tuple(found), computed=computed
     )
-    return emit(
-        report.audit_text(done, style_of()), report.audit_data(done), as_json=json
-    )
+    return emit(report.report(done), as_json=json)
 
 
 def read_prompts(path: Path) -> list[tuple[int, Prompt]]:

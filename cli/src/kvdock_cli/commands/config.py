@@ -18,8 +18,8 @@ from kvdock_cli.commands.doctor import switched_on
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import config as report
+from kvdock_cli.reports._report import Report
 from kvdock_cli.settings_file import Wrong
-from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
     from kvdock.config import Setting
@@ -57,11 +57,7 @@ def show(
         f"{one.group.removeprefix('kvdock.')}.{one.name}" for one in problems
     )
     found = explain(configuration, schemas)
-    return emit(
-        report.as_text(found, problems, style_of(), origin=origin),
-        report.as_data(found, problems),
-        as_json=json,
-    )
+    return emit(report.report(found, problems, origin=origin), as_json=json)
 
 
 def init(
@@ -94,8 +90,7 @@ def init(
     rows = [row for row in _defaults(schemas) if row.path.startswith(wanted)]
     settings_file.write(file, settings_file.commented(rows), replace=force)
     missing = [row.path for row in rows if row.origin == settings_file.MISSING]
-    text = report.written_text(file, missing)
-    return emit(text, report.written_data(file, backend, missing), as_json=json)
+    return emit(report.written(file, backend, missing), as_json=json)
 
 
 def change(
@@ -125,8 +120,9 @@ def change(
     fresh = settings_file.changed(file.read_text(), path, typed)
     settings_file.write(file, fresh, replace=True)
     # The value may be a secret.
-    data = {"schema": "kvdock.config-set/1", "ok": True, "path": str(file), "key": key}
-    return emit(f"{file}: {key} is set", data, as_json=json)
+    data = {"path": file, "key": key}
+    done = Report("kvdock.config-set/1", data, [f"{file}: {key} is set"])
+    return emit(done, as_json=json)
 
 
 def validate(*, config: Path | None = None, json: bool = False) -> int:
@@ -147,8 +143,7 @@ def validate(*, config: Path | None = None, json: bool = False) -> int:
         if not file.exists():
             raise
         wrong = [Wrong("", error.what, error.fix)]
-    text = report.wrong_text(file, wrong, style_of())
-    return emit(text, report.wrong_data(file, wrong), as_json=json)
+    return emit(report.wrong(file, wrong), as_json=json)
 
 
 def _file_of(config: Path | None, default: str = "") -> Path:

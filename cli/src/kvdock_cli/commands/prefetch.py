@@ -12,6 +12,7 @@ from kvdock_cli import progress
 from kvdock_cli.commands.audit import read_prompts
 from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.output import emit
+from kvdock_cli.reports._report import Report
 
 _ENVELOPE_BYTES = 1 << 10
 """Bytes of a hint besides its tokens, and some to spare."""
@@ -66,14 +67,8 @@ def prefetch(
     text = f"asked for {len(given)} prompts, {total} tokens"
     if cut:
         text += f"; of {cut} prompts only for the beginning, as a hint has room for it"
-    data = {
-        "schema": "kvdock.prefetch/1",
-        "ok": True,
-        "prompts": len(given),
-        "tokens": total,
-        "cut": cut,
-    }
-    return emit(text, data, as_json=json)
+    data = {"prompts": len(given), "tokens": total, "cut": cut}
+    return emit(Report("kvdock.prefetch/1", data, [text]), as_json=json)
 
 
 def _beginning(tokens: Sequence[int]) -> Sequence[int]:

@@ -11,9 +11,8 @@ from kvdock.config import read_tiers
 from kvdock.errors import KvdockError
 from kvdock.units import parse_bytes
 from kvdock_cli import progress
-from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import simulate as report
-from kvdock_cli.terminal import style_of
 
 _MOST_HOSTS = 1000
 
@@ -112,13 +111,8 @@ def simulate(  # noqa: PLR0913 - one option each
         rows=tuple(rows),
     )
     if picture:
-        try:
-            picture.write_text(report.picture(about), "utf-8")
-        except OSError as error:
-            raise KvdockError(
-                f"{picture} cannot be written: {error.strerror or error}"
-            ) from error
-    return emit(report.as_text(about, style_of()), report.as_data(about), as_json=json)
+        write_file(picture, report.drawn(about), "--picture", KvdockError)
+    return emit(report.report(about), as_json=json)
 
 
 def _rate(nbytes: int, seconds: float) -> float | None:
