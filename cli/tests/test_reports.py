@@ -272,7 +272,13 @@ def test_a_diagnosis_is_fine_unless_something_is_wrong() -> None:
         (int, "int"),
         (
             Finding(ok=True, what="x"),
-            {"ok": True, "what": "x", "hint": "", "warning": False},
+            {
+                "ok": True,
+                "what": "x",
+                "hint": "",
+                "warning": False,
+                "skipped": False,
+            },
         ),
     ],
 )

@@ -252,7 +252,7 @@ def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
     with pytest.raises(KvdockError, match="no metrics come from"):
         fetch("127.0.0.1:9")
     for url in ("ftp://host", "http://[::1", "http://[::1]:x", "http://a:99999999"):
-        with pytest.raises(SettingsError, match="is not the address of metrics"):
+        with pytest.raises(SettingsError, match="is not an address to ask for metrics"):
             fetch(url)
 
 

@@ -42,12 +42,12 @@ def settings_of(
     return found
 
 
-def patience(timeout_s: float) -> float:
+def patience(timeout_s: float, option: str = "--timeout") -> float:
     """Return how long to wait, if that is a time."""
     if 0 < timeout_s <= _LONGEST_S:
         return timeout_s
     raise UsageProblem(
-        f"--timeout {timeout_s:g} is not a time to wait",
+        f"{option} {timeout_s:g} is not a time to wait",
         fix=f"Give seconds, more than 0 and at most {_LONGEST_S}.",
     )
 

@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -40,26 +41,48 @@ _WHOLE = 10_000
 """Characters of a summary: no sentence has so many."""
 
 
+_PANELS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "Inspect": frozenset(
+            ["list", "doctor", "route", "config", "bench", "demo", "simulate"]
+        ),
+        "Store": frozenset(["store", "keys"]),
+        "Engine": frozenset(["run", "top", "why", "audit", "prefetch"]),
+        "Write a plugin": frozenset(["new", "check"]),
+    }
+)
+"""Commands in the help by what they are about; all others stand behind them."""
+
+
 class WholeSummaries(TyperGroup):
-    """A group whose help shows the first sentence of each command uncut."""
+    """A group whose help shows the first sentence of each command uncut, in panels."""
+
+    panels: Mapping[str, frozenset[str]] = MappingProxyType({})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own
         """Write the commands with their summaries, folded to the width."""
         commands = [
             (name, self.get_command(ctx, name)) for name in self.list_commands(ctx)
         ]
-        rows = [
-            (name, command.get_short_help_str(_WHOLE))
-            for name, command in commands
-            if command and not command.hidden
-        ]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
+        panels: dict[str, list[tuple[str, str]]] = {title: [] for title in self.panels}
+        for name, command in commands:
+            if command and not command.hidden:
+                title = next(
+                    (one for one, names in self.panels.items() if name in names),
+                    "Others" if self.panels else "Commands",
+                )
+                row = (name, command.get_short_help_str(_WHOLE))
+                panels.setdefault(title, []).append(row)
+        for title, rows in panels.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 class CommandGroup(WholeSummaries):
     """The commands that are installed; the one that runs is imported."""
+
+    panels = _PANELS
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**settings)

@@ -16,6 +16,7 @@ from kvdock.plugin import OBSERVERS_GROUP, Observer, list_entry_points, require
 from kvdock_cli import settings_file
 from kvdock_cli.commands.doctor import switched_on
 from kvdock_cli.commands.list import load
+from kvdock_cli.commands.run import engines, flags_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import config as report
 from kvdock_cli.reports._report import Report
@@ -37,7 +38,11 @@ class _NoSettings:
 
 
 def show(
-    *, config: Path | None = None, origin: bool = False, json: bool = False
+    *,
+    config: Path | None = None,
+    origin: bool = False,
+    changed: bool = False,
+    json: bool = False,
 ) -> int:
     """Show every setting that holds here: the core's, backends', observers'.
 
@@ -48,6 +53,7 @@ def show(
     Args:
         config: A TOML or JSON file; without it, the one that KVDOCK_CONFIG names.
         origin: Also say where each value comes from.
+        changed: Only those that are not at their defaults.
         json: Print one line of JSON.
     """
     configuration = load_configuration(file=config)
@@ -56,7 +62,11 @@ def show(
     configuration = configuration.without(
         f"{one.group.removeprefix('kvdock.')}.{one.name}" for one in problems
     )
-    found = explain(configuration, schemas)
+    found = [
+        one
+        for one in explain(configuration, schemas)
+        if not (changed and one.origin == "default")
+    ]
     return emit(report.report(found, problems, origin=origin), as_json=json)
 
 
@@ -208,5 +218,11 @@ def _defaults(schemas: Mapping[str, type]) -> Sequence[Setting]:
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"show": show, "init": init, "set": change, "validate": validate}
+    {
+        "show": show,
+        "init": init,
+        "set": change,
+        "validate": validate,
+        **{name: flags_of(name) for name in engines()},
+    }
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvdock.hints import MOST_BYTES
 from kvdock_cli import progress
+from kvdock_cli.arguments import patience
 from kvdock_cli.commands.audit import read_prompts
 from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.output import emit
@@ -27,7 +28,7 @@ def prefetch(
     within: float = 120.0,
     json: bool = False,
 ) -> int:
-    """Let a running engine copy what is stored of prompts to its nearest tier.
+    """Warm the nearest tier of a running engine with given prompts.
 
     Each prompt goes as a hint with a request of one token, which is all that the
     engine computes. The copies are made in the background: the metric
@@ -43,7 +44,7 @@ def prefetch(
         json: Print one line of JSON.
     """
     given = read_prompts(prompts)
-    client = EngineClient.find(url, within_s=within)
+    client = EngineClient.find(url, within_s=patience(within, "--within"))
     total = cut = 0
     with progress.shown("asking", total=len(given)) as bar:
         for line, prompt in given:

@@ -33,7 +33,7 @@ def simulate(  # noqa: PLR0913 - one option each
     picture: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Say for sizes of tiers and numbers of hosts what is loaded from where.
+    """Predict hit rates for tier sizes and host counts from a trace.
 
     Serves a trace without any store: evictions and promotions are the stores' own, and
     copies take no time. Each host has tiers of its own; all share the last one. The
@@ -41,7 +41,8 @@ def simulate(  # noqa: PLR0913 - one option each
     engines' time is saved.
 
     Args:
-        trace: JSON lines with hash_ids or ranges, a request each, or a journal.
+        trace: JSON lines with hash_ids or ranges, a request each, plain or as .gz; or
+            the folder of a journal.
         tiers: Tiers with their rules as in kvdock.toml, near first.
         sizes: Room in each tier of a host, such as 0.02,0.05:0.5:0 or
             "64 GiB:2 TiB:0". A number is a share of the different blocks, commas part
@@ -62,7 +63,7 @@ def simulate(  # noqa: PLR0913 - one option each
 
     rules = read_tiers(tiers, "--tiers")
     counts = [_count(one) for one in hosts.split(",")]
-    if block_tokens < 1 or not prefill > 0 or not (rate is None or rate > 0):
+    if block_tokens < 1 or not prefill > 0 or (rate is not None and not rate > 0):
         raise UsageProblem("--block-tokens, --prefill and --rate are above 0")
     block_bytes = parse_bytes(block)
     given = read_trace(trace, requests)

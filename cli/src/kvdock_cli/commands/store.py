@@ -1,4 +1,4 @@
-"""See, check and clean up what is stored in a directory or a bucket."""
+"""List, verify and clean up a store."""
 
 from __future__ import annotations
 

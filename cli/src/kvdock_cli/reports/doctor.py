@@ -73,7 +73,7 @@ class Diagnosis:
 def rows_of(findings: Iterable[Finding]) -> tuple[Row, ...]:
     """Turn findings into rows; an examination without any says so."""
     found = tuple(
-        Row(_state(one), one.what, one.hint if one.warning or not one.ok else "")
+        Row(_state(one), one.what, "" if _state(one) is State.OK else one.hint)
         for one in findings
     )
     return found or (Row(State.OK, "nothing to complain of"),)
@@ -82,7 +82,8 @@ def rows_of(findings: Iterable[Finding]) -> tuple[Row, ...]:
 def _state(finding: Finding) -> State:
     if not finding.ok:
         return State.PROBLEM
-    return State.WARNING if finding.warning else State.OK
+    worth = State.WARNING if finding.warning else State.OK
+    return State.SKIPPED if finding.skipped else worth
 
 
 def report(diagnosis: Diagnosis) -> Report:
