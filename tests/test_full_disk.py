@@ -103,7 +103,9 @@ def test_a_store_on_a_full_disk_is_listed_verified_and_cleared(
         assert (done.returncode, done.stderr) == (0, ""), command
     assert moved(root, "get") == PAGES
     (name,) = (one.name for one in root.iterdir() if len(one.name) == 64)
-    done = shelf.kvdock("store", "rm", str(root), name[:12], "--yes", "--json")
+    done = shelf.kvdock(
+        "store", "rm", str(root), "--namespace", name[:12], "--yes", "--json"
+    )
     (freed,) = (one["freed_bytes"] for one in json.loads(done.stdout)["removals"])
     assert (done.returncode, freed > PAGES * POOL.page_bytes(Shard())) == (0, True)
     assert moved(root, "get") == 0

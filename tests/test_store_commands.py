@@ -54,20 +54,23 @@ def test_every_command_works_on_a_bucket(
     assert store.ls(URL, set_=on, json=True) == 0
     (one,) = said(capsys)["namespaces"]
     assert (one["namespace"], one["model"]) == (NAMESPACE, "tiny")
-    assert store.stat(URL, NAMESPACE[:8], set_=on, json=True) == 0
+    assert store.stat(URL, namespace=NAMESPACE[:8], set_=on, json=True) == 0
     assert said(capsys)["namespace"]["pools"][0]["pages"] == 3
     assert store.verify(URL, set_=on, json=True) == 0
     assert said(capsys)["namespaces"][0]["good"] == 3
     assert store.gc(URL, older="1 h", set_=on, json=True) == 0
     assert said(capsys)["freed_bytes"] == {NAMESPACE: 0}
-    assert store.rm(URL, NAMESPACE[:8], yes=True, set_=on, json=True) == 1
+    assert store.rm(URL, namespace=NAMESPACE[:8], yes=True, set_=on, json=True) == 1
     (one,) = said(capsys)["removals"]
     assert (one["in_use"], one["goes"]) == (
         "a bucket does not show who has it open",
         False,
     )
     assert len(bucket.objects) == 4
-    assert store.rm(URL, NAMESPACE, yes=True, force=True, set_=on, json=True) == 0
+    assert (
+        store.rm(URL, namespace=NAMESPACE, yes=True, force=True, set_=on, json=True)
+        == 0
+    )
     assert said(capsys)["removals"][0]["goes"]
     assert [key.endswith(".json") for key in bucket.objects] == [True]
 

@@ -27,7 +27,7 @@ WRONG_USE = [
     # An option, an argument, or a value of another kind.
     ("list", "x"),
     ("list", "--nope"),
-    ("show",),
+    ("new",),
     ("doctor", "--timeout", "soon"),
     ("doctor", "file", "--set", "root"),
     ("route", *MODEL, "--tp", "2.5"),
@@ -58,7 +58,7 @@ WRONG_USE = [
     ("top", "http://127.0.0.1:1", "--interval", "0"),
     # A name that nothing has.
     ("nope",),
-    ("show", "nope"),
+    ("list", "nope"),
     ("doctor", "nope"),
     ("check", "nope"),
     ("bench", "nope"),
@@ -75,9 +75,10 @@ WRONG_USE = [
     ("config", "show", "--config", "{dir}/folder.toml"),
     ("config", "show", "--config", "{dir}/binary.toml"),
     ("config", "show", "--config", "{dir}/tiers.toml"),
-    ("ns", "show", GONE),
-    ("ns", "show", EMPTY),
-    ("ns", "diff", GONE, GONE),
+    ("store", "record", GONE),
+    ("store", "record", EMPTY),
+    ("store", "diff", GONE, GONE),
+    ("store", "diff", EMPTY),
     ("store", "ls", GONE),
     ("store", "ls", FILE),
     ("store", "stat", GONE),
@@ -95,14 +96,13 @@ WRONG_USE = [
     ("new", "plenty", "--into", FILE),
     ("new", "plenty", "--into", "{dir}/file/below"),
     # A namespace that the store does not hold.
-    ("store", "stat", EMPTY, "abc"),
+    ("store", "stat", EMPTY, "--namespace", "abc"),
     ("store", "clear", EMPTY, "abc", "--yes"),
     ("store", "verify", EMPTY, "--namespace", "abc"),
     ("store", "gc", EMPTY, "--namespace", "abc"),
 ]
 
 PROBLEMS = [
-    ("ns", "show", FILE),
     ("check", "file", "--set", "root={dir}/file"),
     ("bench", "file", "--set", "root={dir}/file"),
     # A server that does not answer ends a check at the probe that failed.

@@ -46,19 +46,19 @@ def test_the_break_even_is_where_both_take_the_same_time() -> None:
     assert start_s + tokens / 25_600 == pytest.approx(tokens / 10_000, rel=0.01)
     assert run(30_000).break_even_tokens is None
     assert run().break_even_tokens is None
-    assert "restoring is faster from 197 tokens on" in report.as_text(run(10_000))
-    assert "faster without storage" in report.as_text(run(30_000))
+    assert "restoring is faster from 197 tokens on" in report.report(run(10_000)).text()
+    assert "faster without storage" in report.report(run(30_000)).text()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_table_fits(width: int) -> None:
-    shown = report.as_text(run(10_000), Style(width))
-    check_fits(report.as_text(run(10_000)), shown, width)
+    shown = report.report(run(10_000)).text(Style(width))
+    check_fits(report.report(run(10_000)).text(), shown, width)
     assert "GET" in shown.splitlines()[0]
 
 
 def test_bars_show_the_median_and_the_ends_of_its_runs() -> None:
-    text = report.as_text(run(10_000))
+    text = report.report(run(10_000)).text()
     golden = GOLDEN / "bench.txt"
     if os.environ.get("TESTS_OF_KVDOCK_GOLDEN") == "write":
         golden.write_text(text + "\n")
@@ -78,7 +78,7 @@ def test_a_bar_is_right_to_an_eighth_of_a_column(eighths: int) -> None:
 
 
 def test_the_picture_is_valid_and_has_a_bar_for_each_figure() -> None:
-    picture = ET.fromstring(report.as_svg(run()))  # noqa: S314 - our own
+    picture = ET.fromstring(report.drawn(run()))  # noqa: S314 - our own
     bars = [one for one in picture.iter() if one.get("fill") == "#1b9e77"]
     assert len(bars) == 2  # one figure, and the legend
 
@@ -123,7 +123,7 @@ def test_a_setting_that_is_missing_comes_with_what_to_type() -> None:
     with pytest.raises(SettingsError, match="setting 'root' is missing") as caught:
         bench("file")
     assert "kvdock bench file --set KEY=VALUE" in caught.value.fix
-    assert "kvdock show file" in caught.value.fix
+    assert "kvdock list file" in caught.value.fix
 
 
 def test_figures_that_do_not_fit_into_memory_are_wrong_usage() -> None:

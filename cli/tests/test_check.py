@@ -112,11 +112,11 @@ def as_golden(name: str, text: str) -> None:
     ],
 )
 def test_the_report_reads_as_it_did(name: str, made: CheckReport) -> None:
-    as_golden(f"{name}.txt", report.as_text(made, "alpha (kvdock-alpha 1.2)"))
+    as_golden(f"{name}.txt", report.report(made, "alpha (kvdock-alpha 1.2)").text())
 
 
 def test_the_report_as_data_is_what_the_docs_say() -> None:
-    data = report.as_data(BAD, "alpha (kvdock-alpha 1.2)")
+    data = report.report(BAD, "alpha (kvdock-alpha 1.2)").as_data()
     as_golden("check.json", json.dumps(data, indent=1))
     assert data["ok"] is False
 
@@ -130,7 +130,7 @@ def test_ok_means_that_all_ran_and_none_failed(made: CheckReport, ok: bool) -> N
 
 
 def test_what_is_not_proven_is_data_too() -> None:
-    assert report.as_data(UNPROVEN, "alpha")["unproven"] == [
+    assert report.report(UNPROVEN, "alpha").as_data()["unproven"] == [
         {
             "capability": "integrity",
             "declared": "native",
@@ -141,7 +141,7 @@ def test_what_is_not_proven_is_data_too() -> None:
 
 def test_a_run_without_a_test_is_not_ok() -> None:
     assert not checkup().ok
-    assert "no test ran" in report.as_text(checkup(), "alpha")
+    assert "no test ran" in report.report(checkup(), "alpha").text()
 
 
 def test_a_backend_that_is_not_installed_is_named() -> None:
@@ -152,11 +152,13 @@ def test_a_backend_that_is_not_installed_is_named() -> None:
 def test_a_run_of_some_tests_is_not_a_verdict() -> None:
     some = attrs.evolve(UNPROVEN, only="declared")
     assert (some.ok, some.unproven) == (True, ())
-    said = " ".join(report.as_text(some, "alpha").split())
+    said = " ".join(report.report(some, "alpha").text().split())
     assert "keeps what" not in said
     assert "alpha passes the tests with 'declared' in their names" in said
-    assert "does not pass" in report.as_text(attrs.evolve(BAD, only="late"), "alpha")
-    assert report.as_data(some, "alpha")["only"] == "declared"
+    assert (
+        "does not pass" in report.report(attrs.evolve(BAD, only="late"), "alpha").text()
+    )
+    assert report.report(some, "alpha").as_data()["only"] == "declared"
 
 
 def test_a_word_that_no_test_has_is_wrong_usage(
@@ -247,7 +249,10 @@ def test_the_report_shows_no_secret() -> None:
 def test_a_process_that_ends_between_two_tests_is_no_success() -> None:
     gone = checkup(ended("test_declared", "mha", "passed"), planned=9, status=0)
     assert not gone.ok
-    text, data = report.as_text(gone, "alpha"), report.as_data(gone, "alpha")
+    text, data = (
+        report.report(gone, "alpha").text(),
+        report.report(gone, "alpha").as_data(),
+    )
     assert data["ok"] is False
     assert data["died"] == "the process ended with status 0 after test_declared"
     assert "8 tests were not run" in text
@@ -255,7 +260,7 @@ def test_a_process_that_ends_between_two_tests_is_no_success() -> None:
 
 def test_a_run_that_ended_before_its_first_test_says_so() -> None:
     gone = checkup(status=-9, said="the run did not end within 1 s")
-    data = report.as_data(gone, "alpha")
+    data = report.report(gone, "alpha").as_data()
     assert data["died"] == "the process was ended by SIGKILL before the first test"
 
 
@@ -291,6 +296,6 @@ def test_a_timeout_that_is_no_time_is_a_wrong_question(timeout: float) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("made", [GOOD, BAD, DEAD, UNPROVEN, ALIKE])
 def test_the_report_fits(made: CheckReport, width: int) -> None:
-    whole = report.as_text(made, "alpha 1.2.3 (kvdock-alpha)")
-    shown = report.as_text(made, "alpha 1.2.3 (kvdock-alpha)", Style(width))
+    whole = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text()
+    shown = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text(Style(width))
     check_fits(whole, shown, width)

@@ -19,12 +19,12 @@ SETTINGS = (
 
 
 def test_a_table_names_every_setting_its_value_and_its_origin() -> None:
-    assert report.as_text(SETTINGS, (), origin=True) == (
+    assert report.report(SETTINGS, (), origin=True).text() == (
         "SETTING             VALUE  ORIGIN                WHAT\n"
         "core.deadlines.get    2 s  environment KVDOCK_X  Loading.\n"
         "backends.good.root      -  MISSING               Where."
     )
-    assert report.as_text(SETTINGS, (), origin=False) == (
+    assert report.report(SETTINGS, (), origin=False).text() == (
         "SETTING             VALUE  WHAT\n"
         "core.deadlines.get    2 s  Loading.\n"
         "backends.good.root      -  Where."

@@ -15,6 +15,7 @@ from kvdock.testing import Oracle
 from kvdock_cli.demo import pages, trial
 from kvdock_cli.demo.trial import Job, Step
 from kvdock_cli.reports import demo as report
+from kvdock_cli.reports._report import rendered
 from kvdock_cli.reports._style import Style
 
 
@@ -67,9 +68,9 @@ def test_pages_that_are_missing_or_wrong_fail_the_demo() -> None:
     assert not step("restore", 48, wrong=1).ok
     good = [step("store", 48), step("restore", 48)]
     bad = [*good[:1], step("restore", 48, wrong=1)]
-    assert "no wrong byte came back" in report.as_text(good, [("kv", 1)])
-    assert "FAILED" in report.as_text(bad, [("kv", 1)], Style(60))
-    assert report.as_data("file", bad, [("kv", 1)])["ok"] is False
+    assert "no wrong byte came back" in report.report("file", good, [("kv", 1)]).text()
+    assert "FAILED" in report.report("file", bad, [("kv", 1)]).text(Style(60))
+    assert report.report("file", bad, [("kv", 1)]).ok is False
 
 
 def test_a_store_without_room_is_an_error_with_the_room_that_there_is(
@@ -82,8 +83,8 @@ def test_a_store_without_room_is_an_error_with_the_room_that_there_is(
 
 
 def test_the_head_says_where_pages_are_kept_and_what_was_started() -> None:
-    assert "Backend a in /x. Each line" in report.head_text("a", "/x", "")
-    shown = report.head_text("a", "", "started a server")
+    assert "Backend a in /x. Each line" in rendered(report.head("a", "/x", ""))
+    shown = rendered(report.head("a", "", "started a server"))
     assert "Backend a. Each line" in shown
     assert shown.endswith("\nStarted a server.")
 
@@ -99,7 +100,7 @@ def test_a_backend_whose_pages_cannot_be_damaged_is_refused_by_name() -> None:
 
 def test_every_key_of_the_report_is_documented() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "cli-json.md"
-    data = report.as_data("file", [step("store", 48)], [("kv", 1)])
+    data = report.report("file", [step("store", 48)], [("kv", 1)]).as_data()
     text = page.read_text()
     found = json.loads(json.dumps(data))
     for key in {*found, *found["steps"][0]} - {"schema"}:
@@ -110,5 +111,5 @@ def test_every_key_of_the_report_is_documented() -> None:
 def test_the_report_fits(width: int) -> None:
     steps = [step("store", 48), step("restore", 48), step("restore", 3, wrong=1)]
     damaged = [("kv", 40), ("draft", 44)]
-    whole = report.as_text(steps, damaged)
-    check_fits(whole, report.as_text(steps, damaged, Style(width)), width)
+    made = report.report("file", steps, damaged)
+    check_fits(made.text(), made.text(Style(width)), width)

@@ -254,7 +254,7 @@ def test_without_its_settings_a_backend_is_skipped_until_it_is_named(
         {
             "state": "skipped",
             "what": "backend 'good': setting 'root' is missing",
-            "hint": "Write `kvdock doctor good --set KEY=VALUE`; `kvdock show good` "
+            "hint": "Write `kvdock doctor good --set KEY=VALUE`; `kvdock list good` "
             "lists its settings.",
         }
     ]

@@ -11,7 +11,6 @@ from kvdock.errors import PluginError
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.commands.list import list_backends
 from kvdock_cli.commands.route import route
-from kvdock_cli.commands.show import show
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +31,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("configured")
 def test_an_instance_is_shown_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show("far") == 0
+    assert list_backends("far") == 0
     assert capsys.readouterr().out.startswith("far: pages in files")
 
 

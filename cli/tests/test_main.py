@@ -50,11 +50,13 @@ def test_no_command_at_all_shows_the_help(shelf: Shelf) -> None:
 def test_the_help_names_every_command(shelf: Shelf, flag: str) -> None:
     done = shelf.kvdock(flag)
     assert (done.stderr, done.returncode) == ("", 0)
-    for name in ("list", "show", "route", "doctor"):
+    for name in ("list", "store", "route", "doctor"):
         assert f"\n  {name}" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("list", "--nope"), ("show",), ("--nope",)])
+@pytest.mark.parametrize(
+    "arguments", [("list", "--nope"), ("completion",), ("--nope",)]
+)
 def test_a_wrong_call_is_a_usage_error(shelf: Shelf, arguments: tuple[str]) -> None:
     done = shelf.kvdock(*arguments)
     assert (done.stdout, done.returncode) == ("", 2)
@@ -65,7 +67,7 @@ def test_a_wrong_call_is_a_usage_error(shelf: Shelf, arguments: tuple[str]) -> N
     ("arguments", "said"),
     [
         (("list", "--nope"), "no such option: --nope. See `kvdock list --help`."),
-        (("show",), "missing argument 'name'. See `kvdock show --help`."),
+        (("new",), "missing argument 'name'. See `kvdock new --help`."),
         (("store", "lss"), "no such command 'lss'"),
         (("nope",), "unknown command 'nope'. See `kvdock --help`."),
         (("route", "--tp", "x"), "invalid value for '--tp'"),
@@ -120,7 +122,7 @@ def test_an_interrupt_is_one_line_and_its_own_exit_code(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ns", "show", ""),
+        ("store", "record", ""),
         ("config", "show", "--config", ""),
         ("check", "file", "--set", "root="),
         ("new", "plenty", "--into", ""),

@@ -1,3 +1,5 @@
+"""`kvdock store record` and `diff`: what stored bytes belong to."""
+
 from __future__ import annotations
 
 import json
@@ -10,15 +12,22 @@ from kvdock import DType, Namespace, PoolKind, PoolSpec
 from kvdock.errors import NamespaceError
 from kvdock.namespace import canonical, namespace_digest, namespace_record
 from kvdock.pools import Part
-from kvdock_cli.commands.namespace import diff, show
+from kvdock_cli.commands.store import diff, record
 from kvdock_cli.output import UsageProblem
 
 if TYPE_CHECKING:
     from tiny import Shelf
 
 
-def stored(root: Path, *, dtype: DType = DType.BF16, lora: str = "") -> Path:
-    """Put a namespace's record where a store would."""
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "kv"
+    made.mkdir(mode=0o700)
+    return made
+
+
+def stored(root: Path, *, dtype: DType = DType.BF16, lora: str = "") -> str:
+    """Put a namespace's record where a store would; return its digest."""
     pool = PoolSpec(
         name="kv",
         kind=PoolKind.MLA,
@@ -27,36 +36,36 @@ def stored(root: Path, *, dtype: DType = DType.BF16, lora: str = "") -> Path:
         page_tokens=64,
         anchor=True,
     )
-    record = namespace_record(Namespace(model="org/Model", lora=lora), [pool])
-    folder = root / namespace_digest(record)
-    folder.mkdir()
-    (folder / "namespace.json").write_bytes(canonical(record))
-    return folder
+    made = namespace_record(Namespace(model="org/Model", lora=lora), [pool])
+    folder = root / namespace_digest(made)
+    folder.mkdir(mode=0o700)
+    (folder / "namespace.json").write_bytes(canonical(made))
+    return folder.name
 
 
-def test_the_real_command_shows_a_namespace(tmp_path: Path, shelf: Shelf) -> None:
-    folder = stored(tmp_path)
-    done = shelf.kvdock("ns", "show", str(folder))
+def test_the_real_command_shows_a_namespace(root: Path, shelf: Shelf) -> None:
+    digest = stored(root)
+    done = shelf.kvdock("store", "record", str(root), "--namespace", digest[:6])
     assert (done.stderr, done.returncode) == ("", 0)
     shown = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-    assert shown["digest"] == folder.name
+    assert shown["digest"] == digest
     assert shown["model"] == "org/Model"
     assert shown["pools.kv.layers"] == "0-60"
     assert shown["pools.kv.parts.kv.dtype"] == "bf16"
 
 
 def test_a_difference_names_the_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = stored(tmp_path)
-    right = stored(tmp_path, dtype=DType.FP8_E4M3, lora="adapter")
-    assert diff(left, right) == 1
+    left = stored(root)
+    right = stored(root, dtype=DType.FP8_E4M3, lora="adapter")
+    assert diff(str(root), namespace=(left[:8], right[:8])) == 1
     assert capsys.readouterr().out == (
         "FIELD                    A     B\n"
         'lora                     ""    adapter\n'
         "pools.kv.parts.kv.dtype  bf16  fp8_e4m3\n"
     )
-    assert diff(left, right / "namespace.json", json=True) == 1
+    assert diff(str(root), namespace=(left, right), json=True) == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["ok"]) == ("kvdock.ns-diff/1", False)
     assert [one["field"] for one in data["differences"]] == [
@@ -65,31 +74,41 @@ def test_a_difference_names_the_field(
     ]
 
 
-def test_the_same_namespace_is_said_to_be_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_only_namespaces_of_two_stores_need_no_names(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = stored(tmp_path)
-    assert diff(folder, folder) == 0
+    digest = stored(root)
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    stored(other)
+    assert diff(str(root), str(other)) == 0
     assert "interchangeable" in capsys.readouterr().out
-    assert show(folder, json=True) == 0
+    assert record(str(root), json=True) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["digest"] == namespace_digest(data["record"]) == folder.name
+    assert data["digest"] == namespace_digest(data["record"]) == digest
 
 
-def test_a_store_of_several_namespaces_names_them(tmp_path: Path) -> None:
-    folder = stored(tmp_path)
-    with pytest.raises(UsageProblem, match=f"holds 1 namespaces.*{folder.name}"):
-        show(tmp_path)
+def test_two_namespaces_of_one_store_are_compared_without_names(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(root)
+    stored(root, lora="adapter")
+    assert diff(str(root)) == 1
+    assert capsys.readouterr().out.splitlines()[1].startswith("lora")
 
 
-def test_a_record_that_was_altered_is_a_problem(tmp_path: Path) -> None:
-    folder = stored(tmp_path)
-    path = folder / "namespace.json"
+def test_a_store_of_several_namespaces_names_them(root: Path) -> None:
+    first = stored(root)
+    stored(root, lora="adapter")
+    with pytest.raises(UsageProblem, match=f"holds 2 namespaces.*{first[:12]}"):
+        record(str(root))
+    stored(root, lora="another")
+    with pytest.raises(UsageProblem, match=f"holds 3 namespaces.*{first[:12]}"):
+        diff(str(root))
+
+
+def test_a_record_that_was_altered_is_a_problem(root: Path) -> None:
+    path = root / stored(root) / "namespace.json"
     path.write_text(path.read_text().replace("org/Model", "org/Other"))
     with pytest.raises(NamespaceError, match="altered or misplaced"):
-        show(folder)
-
-
-def test_a_folder_without_a_record_is_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(UsageProblem, match="no namespace record"):
-        show(tmp_path)
+        record(str(root))

@@ -112,7 +112,7 @@ def test_what_is_not_an_engine_is_an_error(engine: Engine) -> None:
         prefill.prefill_pace(f"{engine.url}/other")
     with pytest.raises(KvdockError, match="no models come from"):
         prefill.prefill_pace("127.0.0.1:9")
-    with pytest.raises(SettingsError, match="is not the address of models"):
+    with pytest.raises(SettingsError, match="is not an address to ask for models"):
         prefill.prefill_pace("ftp://host")
 
 

@@ -179,20 +179,20 @@ PARTS_OF_KVDOCK = [
     version.Part("backend alpha", "1.2.3", "kvdock-alpha", ALPHA.path),
 ]
 TEXTS: dict[str, Callable[[], str]] = {
-    "list.txt": lambda: listing.as_text(LISTING),
+    "list.txt": lambda: listing.report(LISTING).text(),
     "list.md": lambda: listing.as_markdown(LISTING),
-    "show-alpha.txt": lambda: manifest.as_text(ALPHA),
-    "show-beta.txt": lambda: manifest.as_text(BETA),
-    "doctor.txt": lambda: doctor.as_text(DIAGNOSIS),
-    "route.txt": lambda: route.as_text(PLAN),
-    "version.txt": lambda: version.as_text(PARTS_OF_KVDOCK),
+    "show-alpha.txt": lambda: manifest.report(ALPHA).text(),
+    "show-beta.txt": lambda: manifest.report(BETA).text(),
+    "doctor.txt": lambda: doctor.report(DIAGNOSIS).text(),
+    "route.txt": lambda: route.report(PLAN).text(),
+    "version.txt": lambda: version.report(PARTS_OF_KVDOCK).text(),
 }
 OBJECTS: dict[str, Callable[[], dict[str, object]]] = {
-    "list.json": lambda: listing.as_data(LISTING),
-    "show-alpha.json": lambda: manifest.as_data(ALPHA),
-    "doctor.json": lambda: doctor.as_data(DIAGNOSIS),
-    "route.json": lambda: route.as_data(PLAN),
-    "version.json": lambda: version.as_data(PARTS_OF_KVDOCK),
+    "list.json": lambda: listing.report(LISTING).as_data(),
+    "show-alpha.json": lambda: manifest.report(ALPHA).as_data(),
+    "doctor.json": lambda: doctor.report(DIAGNOSIS).as_data(),
+    "route.json": lambda: route.report(PLAN).as_data(),
+    "version.json": lambda: version.report(PARTS_OF_KVDOCK).as_data(),
 }
 
 
@@ -239,14 +239,14 @@ def test_every_key_of_an_object_is_documented(name: str) -> None:
 def test_a_listing_of_nothing_says_what_to_install() -> None:
     empty = listing.Listing(plugins=[])
     assert (
-        listing.as_text(empty)
+        listing.report(empty).text()
         == "No backend is installed. Try: pip install kvdock-file"
     )
-    assert listing.as_data(empty)["ok"] is True
+    assert listing.report(empty).as_data()["ok"] is True
 
 
 def test_a_listing_of_what_cannot_be_used_does_not_advise_to_install() -> None:
-    text = listing.as_text(listing.Listing(plugins=[], hidden=["delta"]))
+    text = listing.report(listing.Listing(plugins=[], hidden=["delta"])).text()
     assert (
         text
         == "No backend can be used.\n\nLeft out by KVDOCK_PLUGINS or KVDOCK_DENY: delta"
@@ -256,7 +256,7 @@ def test_a_listing_of_what_cannot_be_used_does_not_advise_to_install() -> None:
 def test_a_diagnosis_is_fine_unless_something_is_wrong() -> None:
     skipped = doctor.Section(ALPHA.candidate, [doctor.Row(doctor.State.SKIPPED, "x")])
     assert doctor.Diagnosis(sections=[skipped]).ok
-    assert doctor.as_text(doctor.Diagnosis()) == "no problem found"
+    assert doctor.report(doctor.Diagnosis()).text() == "no problem found"
     assert not doctor.Diagnosis(problems=[BROKEN]).ok
     assert not DIAGNOSIS.ok
 
@@ -272,7 +272,13 @@ def test_a_diagnosis_is_fine_unless_something_is_wrong() -> None:
         (int, "int"),
         (
             Finding(ok=True, what="x"),
-            {"ok": True, "what": "x", "hint": "", "warning": False},
+            {
+                "ok": True,
+                "what": "x",
+                "hint": "",
+                "warning": False,
+                "skipped": False,
+            },
         ),
     ],
 )

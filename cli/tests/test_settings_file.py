@@ -249,12 +249,12 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_the_table_of_problems_names_the_file() -> None:
     wrong = [settings_file.Wrong("core.x", "unknown", "Did you mean 'y'?")]
-    assert report.wrong_text(Path("kv.toml"), wrong) == (
+    assert report.wrong(Path("kv.toml"), wrong).text() == (
         "Problems of kv.toml: 1\n\n"
         "SETTING  PROBLEM  WHAT TO DO\n"
         "core.x   unknown  Did you mean 'y'?"
     )
-    assert report.wrong_text(Path("kv.toml"), []) == "kv.toml is right"
+    assert report.wrong(Path("kv.toml"), []).text() == "kv.toml is right"
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -265,8 +265,8 @@ def test_the_table_of_problems_fits(width: int) -> None:
         settings_file.Wrong("backends.file.root", "it is missing", "Give it here."),
     ]
     path = Path("kv.toml")
-    shown = report.wrong_text(path, wrong, Style(width))
-    check_fits(report.wrong_text(path, wrong), shown, width)
+    shown = report.wrong(path, wrong).text(Style(width))
+    check_fits(report.wrong(path, wrong).text(), shown, width)
 
 
 NAMES = st.sampled_from(["core", "a", "b", "c"])

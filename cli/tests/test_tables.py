@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -32,12 +31,12 @@ def widest(lines: list[str]) -> int:
 
 
 def listed() -> Render:
-    return partial(listing.as_text, load())
+    return listing.report(load()).text
 
 
 def routed() -> Render:
     assembly = assemble(load_model("deepseek-v3.2"), Deployment(), draft="mtp")
-    return partial(route.as_text, Dock.load().plan(assembly.pools, Shard()))
+    return route.report(Dock.load().plan(assembly.pools, Shard())).text
 
 
 @pytest.mark.parametrize("report", [listed, routed])

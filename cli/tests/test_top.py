@@ -76,23 +76,23 @@ BAD = (
 
 def test_ranks_are_summed_up() -> None:
     view = report.view_of("u", Samples(exposed(*GOOD)))
-    (pool,), (backend,) = view.pools, view.backends
-    assert (pool.looked_up, pool.found, pool.restored_pages) == (8, 6, 6)
-    assert (pool.pages, pool.leased, pool.stored) == (48, 2, True)
-    assert backend.read_bytes == 2 * GIB
+    (pool,), (backend,) = view["pools"], view["backends"]
+    assert (pool["looked_up"], pool["found"], pool["restored_pages"]) == (8, 6, 6)
+    assert (pool["pages"], pool["leased"], pool["stored"]) == (48, 2, True)
+    assert backend["read_bytes"] == 2 * GIB
     # One store, seen by two ranks.
-    assert (backend.used_bytes, backend.limit_bytes) == (48, 50)
-    assert report.as_data(view)["ok"] is True
+    assert (backend["used_bytes"], backend["limit_bytes"]) == (48, 50)
+    assert report.report([view]).as_data()["ok"] is True
 
 
 def test_what_is_wrong_is_shown_and_is_not_ok() -> None:
     view = report.view_of("u", Samples(exposed(*BAD)))
-    shown = report.as_text(view)
+    shown = report.report([view]).text()
     assert "put open" in shown
     assert "96% of 50 B" in shown
-    draft, kv = view.pools
-    assert (draft.stored, kv.wrong) == (False, 4)
-    assert report.as_data(view)["ok"] is False
+    draft, kv = view["pools"]
+    assert (draft["stored"], kv["wrong"]) == (False, 4)
+    assert report.report([view]).as_data()["ok"] is False
 
 
 def decided(choice: str, pace: float, rate: float) -> LoadDecided:
@@ -106,11 +106,11 @@ def decided(choice: str, pace: float, rate: float) -> LoadDecided:
 def test_what_was_learned_of_loading_and_computing_is_shown() -> None:
     events = (*GOOD, decided("all", 4000.0, 5e8), decided("compute", 5000.0, 1 << 30))
     view = report.view_of("u", Samples(exposed(*events)))
-    (load,) = view.loads
-    assert (load.backend, load.pool, load.latency_s) == ("disk", "kv", 0.0123)
-    assert (load.bytes_per_s, view.compute_tokens_per_s) == (GIB, 5000)
-    assert view.decisions == {"all": 2, "compute": 2}
-    lines = [" ".join(one.split()) for one in report.as_text(view).splitlines()]
+    (load,) = view["loads"]
+    assert (load["backend"], load["pool"], load["latency_s"]) == ("disk", "kv", 0.0123)
+    assert (load["bytes_per_s"], view["compute_tokens_per_s"]) == (GIB, 5000)
+    assert view["decisions"] == {"all": 2, "compute": 2}
+    lines = [" ".join(one.split()) for one in report.report([view]).text().splitlines()]
     assert "disk kv 12.3 ms 1.0 GiB/s" in lines
     assert "computing: 5000 tokens/s" in lines
     assert "decisions: 2 all, 2 compute" in lines
@@ -123,19 +123,22 @@ def test_the_slowest_rank_stands_for_all() -> None:
         origin = Origin(rank=f"tp{rank}", model="m")
         metrics.kvdock_observe(decided("all", pace, rate), origin)
     view = report.view_of("u", Samples(generate_latest(registry).decode()))
-    assert [one.bytes_per_s for one in view.loads] == [5e8]
-    assert view.compute_tokens_per_s == 4000
+    assert [one["bytes_per_s"] for one in view["loads"]] == [5e8]
+    assert view["compute_tokens_per_s"] == 4000
 
 
 def test_a_rate_that_is_not_known_is_shown_as_such() -> None:
     """Loads of one size alone do not tell it; JSON has no infinity."""
     first = decided("unknown", 0.0, float("inf"))
     view = report.view_of("u", Samples(exposed(*GOOD, first)))
-    assert "computing: not known yet" in report.as_text(view)
-    assert json.loads(json.dumps(report.as_data(view), allow_nan=False))["loads"] == [
+    assert "computing: not known yet" in report.report([view]).text()
+    (shown,) = json.loads(json.dumps(report.report([view]).as_data(), allow_nan=False))[
+        "engines"
+    ]
+    assert shown["loads"] == [
         {"backend": "disk", "pool": "kv", "latency_s": 0.0123, "bytes_per_s": None}
     ]
-    bare = report.as_text(report.view_of("u", Samples(exposed(*GOOD))))
+    bare = report.report([report.view_of("u", Samples(exposed(*GOOD)))]).text()
     assert "computing" not in bare
     assert "LOADS" not in bare
 
@@ -143,10 +146,10 @@ def test_a_rate_that_is_not_known_is_shown_as_such() -> None:
 def test_two_looks_make_rates_and_a_restart_makes_none() -> None:
     before, now = Samples(exposed(*GOOD)), Samples(exposed(*GOOD, *GOOD))
     view = report.view_of("u", now, before, 2.0)
-    assert view.backends[0].read_per_s == GIB
-    assert view.pools[0].restored_per_s == 3
-    assert "1.0 GiB/s" in report.as_text(view)
-    assert report.view_of("u", before, now, 2.0).backends[0].read_per_s == 0
+    assert view["backends"][0]["read_per_s"] == GIB
+    assert view["pools"][0]["restored_per_s"] == 3
+    assert "1.0 GiB/s" in report.report([view]).text()
+    assert report.view_of("u", before, now, 2.0)["backends"][0]["read_per_s"] == 0
 
 
 def copied(target: str, queued_bytes: int = 0, **outcomes: int) -> PagesCopied:
@@ -165,12 +168,12 @@ TIERS = (
 
 def test_tiers_show_loads_copies_drops_and_what_waits() -> None:
     before, now = Samples(exposed(*TIERS)), Samples(exposed(*TIERS, *TIERS))
-    near, disk, far = report.view_of("u", before).tiers
-    assert (near.tier, near.loaded, near.copied) == ("file", 6, 0)
-    assert (disk.copied, disk.lost, disk.queued_bytes) == (10, {}, 0)
-    assert (far.copied, far.lost) == (4, {"dropped": 6, "gone": 2})
-    assert far.queued_bytes == 2 * GIB
-    shown = report.as_text(report.view_of("u", now, before, 2.0))
+    near, disk, far = report.view_of("u", before)["tiers"]
+    assert (near["tier"], near["loaded"], near["copied"]) == ("file", 6, 0)
+    assert (disk["copied"], disk["lost"], disk["queued_bytes"]) == (10, {}, 0)
+    assert (far["copied"], far["lost"]) == (4, {"dropped": 6, "gone": 2})
+    assert far["queued_bytes"] == 2 * GIB
+    shown = report.report([report.view_of("u", now, before, 2.0)]).text()
     assert [" ".join(line.split()) for line in shown.splitlines()[-4:]] == [
         "TIER LOADED COPIED TO IT NOT COPIED QUEUE",
         "file 12 0.0/s - 0 B",
@@ -178,13 +181,18 @@ def test_tiers_show_loads_copies_drops_and_what_waits() -> None:
         "far 0 2.0/s 12 dropped, 4 gone 2.0 GiB",
     ]
     # Without tiers there is no such table.
-    assert "TIER" not in report.as_text(report.view_of("u", Samples(exposed(*GOOD))))
+    assert (
+        "TIER"
+        not in report.report([report.view_of("u", Samples(exposed(*GOOD)))]).text()
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_view_fits(width: int) -> None:
     view = report.view_of("u", Samples(exposed(*BAD, *TIERS)))
-    check_fits(report.as_text(view), report.as_text(view, Style(width)), width)
+    check_fits(
+        report.report([view]).text(), report.report([view]).text(Style(width)), width
+    )
 
 
 ANSWERS: dict[str, tuple[int, str]] = {}
@@ -215,8 +223,22 @@ def test_scripts_get_one_object_and_an_exit_code(
 ) -> None:
     for events, code in ((GOOD, 0), (BAD, 1)):
         ANSWERS["/metrics"] = (200, exposed(*events))
-        assert top(engine, once=True, json=True) == code
-        assert json.loads(capsys.readouterr().out)["schema"] == "kvdock.top/1"
+        assert top((engine,), once=True, json=True) == code
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["schema"] == "kvdock.top/2"
+        assert [one["source"] for one in shown["engines"]] == [engine]
+
+
+def test_several_engines_are_shown_one_below_the_other(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One in which something is wrong is enough for the exit code."""
+    ANSWERS["/metrics"] = (200, exposed(*GOOD))
+    ANSWERS["/bad"] = (200, exposed(*BAD))
+    assert top((engine, f"{engine}/bad"), once=True) == 1
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{engine}, since the start")
+    assert f"\n\n{engine}/bad, since the start" in shown
 
 
 def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
@@ -230,7 +252,7 @@ def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
     with pytest.raises(KvdockError, match="no metrics come from"):
         fetch("127.0.0.1:9")
     for url in ("ftp://host", "http://[::1", "http://[::1]:x", "http://a:99999999"):
-        with pytest.raises(SettingsError, match="is not the address of metrics"):
+        with pytest.raises(SettingsError, match="is not an address to ask for metrics"):
             fetch(url)
 
 
@@ -243,7 +265,7 @@ def test_metrics_of_vllm_are_read_behind_their_prefix() -> None:
 
 def test_a_live_view_needs_a_terminal(engine: str) -> None:
     with pytest.raises(UsageProblem, match="--once"):
-        top(engine)
+        top((engine,))
 
 
 def test_tenants_are_shown_with_what_they_take() -> None:
@@ -252,12 +274,15 @@ def test_tenants_are_shown_with_what_they_take() -> None:
         backend="file", used_bytes=4 * GIB, limit_bytes=0, tenants=uses
     )
     view = report.view_of("there", Samples(exposed(*GOOD, filled)))
-    assert [(one.tenant, one.used_bytes, one.quota_bytes) for one in view.tenants] == [
+    assert [
+        (one["tenant"], one["used_bytes"], one["quota_bytes"])
+        for one in view["tenants"]
+    ] == [
         ("acme", 3 * GIB, 2 * GIB),
         ("default", GIB, 0),
     ]
-    text = report.as_text(view)
+    text = report.report([view]).text()
     assert re.search(r"acme +file +3.0 GiB +2.0 GiB +1.0 GiB", text)
     assert re.search(r"default +file +1.0 GiB +- +0 B", text)
-    without = report.as_text(report.view_of("there", Samples(exposed(*GOOD))))
+    without = report.report([report.view_of("there", Samples(exposed(*GOOD)))]).text()
     assert "TENANT" not in without

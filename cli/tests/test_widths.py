@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from widths import WIDTHS, check_fits
 from kvdock import Batch, Operation
 from kvdock.journal import JournalRecord
 from kvdock.journal.records import encode
+from kvdock.namespace import canonical
 from kvdock_cli import exposition
 from kvdock_cli.commands import doctor, top
 from kvdock_cli.commands import list as listing
@@ -48,8 +48,8 @@ V3 = ("route", "--model", "deepseek-v3.2", "--draft", "mtp")
 COMMANDS = [
     ("list",),
     ("--version",),
-    ("show", "file"),
-    ("show", "s3"),
+    ("list", "file"),
+    ("list", "s3"),
     V3,
     (*V3, "--all"),
     (*V3, "--to", "kv=file", "--pages", "100"),
@@ -60,8 +60,8 @@ COMMANDS = [
     ("doctor", "vllm", "--set", "plugin=fil", "--set", "host_memory=1 GiB"),
     ("config", "show"),
     ("config", "show", "--origin"),
-    ("ns", "show", "one"),
-    ("ns", "diff", "one", "two"),
+    ("store", "record", "store"),
+    ("store", "diff", "namespaces"),
     ("store", "ls", "store"),
     ("store", "stat", "store"),
     ("store", "verify", "store"),
@@ -119,16 +119,20 @@ def once(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None
 
 
 def namespaces() -> None:
-    for name, salt in (("one", "a"), ("two", "of another tenant")):
-        Path(name).mkdir()
-        text = json.dumps({**RECORD, "salt": salt, "pools": {"kv": {"layers": [0, 1]}}})
-        (Path(name) / "namespace.json").write_text(text)
+    for salt in ("a", "of another tenant"):
+        record = canonical(
+            {**RECORD, "salt": salt, "pools": {"kv": {"layers": [0, 1]}}}
+        )
+        folder = Path("namespaces") / hashlib.sha256(record).hexdigest()
+        folder.mkdir(0o700, parents=True)
+        (folder / "namespace.json").write_bytes(record)
+    Path("namespaces").chmod(0o700)
 
 
 def stored(root: Path) -> None:
     memory = np.zeros((2, PAGE_BYTES), np.uint8)
     at = memory.ctypes.data + np.arange(2).reshape(-1, 1) * PAGE_BYTES
-    record = json.dumps(RECORD).encode()
+    record = canonical(RECORD)
     namespace = hashlib.sha256(record).hexdigest()
     place = StoreLocation(
         root=root,

@@ -42,12 +42,12 @@ def settings_of(
     return found
 
 
-def patience(timeout_s: float) -> float:
+def patience(timeout_s: float, option: str = "--timeout") -> float:
     """Return how long to wait, if that is a time."""
     if 0 < timeout_s <= _LONGEST_S:
         return timeout_s
     raise UsageProblem(
-        f"--timeout {timeout_s:g} is not a time to wait",
+        f"{option} {timeout_s:g} is not a time to wait",
         fix=f"Give seconds, more than 0 and at most {_LONGEST_S}.",
     )
 
@@ -66,7 +66,7 @@ def typed_settings(
         return backend.settings(given)
     except SettingsError as error:
         fix = (
-            f"Write `kvdock {command} {backend.name} --set KEY=VALUE`; `kvdock show "
+            f"Write `kvdock {command} {backend.name} --set KEY=VALUE`; `kvdock list "
             f"{backend.name}` lists its settings."
         )
         raise SettingsError(error.what, fix=error.fix or fix) from error

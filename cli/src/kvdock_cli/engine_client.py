@@ -139,7 +139,7 @@ class EngineClient:
             path,
             body=json.dumps(body) if body is not None else "",
             within_s=self.within_s,
-            wanted="an engine's answers",
+            wanted="answers",
         )
         if missing and answer.status in _MISSING:
             return {}

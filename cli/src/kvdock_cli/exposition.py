@@ -48,6 +48,15 @@ class Samples:
         """Return the sum of these samples."""
         return sum(self.numbers(name, **wanted))
 
+    def most(self, name: str, **wanted: str) -> float:
+        """Return the largest of these samples; 0 if there is none."""
+        return max(self.numbers(name, **wanted), default=0.0)
+
+    def pairs(self, name: str, *labels: str) -> list[tuple[str, ...]]:
+        """Return the values that some labels have together in a metric, sorted."""
+        found = {tuple(every[label] for label in labels) for every, _ in self.of(name)}
+        return sorted(found)
+
     def values(self, label: str, names: Iterable[str]) -> list[str]:
         """Return the values of a label in some metrics, sorted."""
         return sorted(

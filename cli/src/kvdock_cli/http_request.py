@@ -38,7 +38,7 @@ def request(
         KvdockError: If nothing answers there.
     """
     wrong = SettingsError(
-        f"{url!r} is not the address of {wanted}",
+        f"{url!r} is not an address to ask for {wanted}",
         fix="Write it like http://127.0.0.1:30000.",
     )
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}

@@ -18,6 +18,8 @@ from kvdock_cli.terminal import style_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvdock_cli.reports._report import Report
+
 FINE, PROBLEM, USAGE = 0, 1, 2
 INTERRUPTED = 130
 """Ended by Ctrl-C, as shells count it: 128 and the signal's number."""
@@ -46,10 +48,10 @@ class UsageProblem(KvdockError):  # noqa: N818 - it asks wrongly, nothing failed
     """The command was asked for something that makes no sense."""
 
 
-def emit(text: str, data: Mapping[str, object], *, as_json: bool) -> int:
+def emit(report: Report, *, as_json: bool) -> int:
     """Print a report; return the exit code that its `ok` stands for."""
-    say(_json(data) if as_json else text)
-    return FINE if data["ok"] else PROBLEM
+    say(_json(report.as_data()) if as_json else report.text(style_of()))
+    return FINE if report.ok else PROBLEM
 
 
 def _json(data: Mapping[str, object]) -> str:
@@ -119,15 +121,15 @@ def confirm(question: str, act: str, done: str, instead: str = "") -> None:
         raise UsageProblem(f"nothing was {done}", fix="Answer yes, or give --yes.")
 
 
-def write_file(file: Path, text: str, option: str = "") -> None:
+def write_file(
+    file: Path, text: str, option: str = "", problem: type[KvdockError] = UsageProblem
+) -> None:
     """Write what a command was asked to put into a file."""
     try:
         file.write_text(text, "utf-8")
     except OSError as error:
         what = f"{option} {file}".strip()
-        raise UsageProblem(
-            f"{what} cannot be written: {error.strerror or error}"
-        ) from error
+        raise problem(f"{what} cannot be written: {error.strerror or error}") from error
 
 
 def exit_code(error: KvdockError) -> int:

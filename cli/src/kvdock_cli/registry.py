@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -40,31 +41,54 @@ _WHOLE = 10_000
 """Characters of a summary: no sentence has so many."""
 
 
+_PANELS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "Inspect": frozenset(
+            ["list", "doctor", "route", "config", "bench", "demo", "simulate"]
+        ),
+        "Store": frozenset(["store", "keys"]),
+        "Engine": frozenset(["run", "top", "why", "audit", "prefetch"]),
+        "Write a plugin": frozenset(["new", "check"]),
+    }
+)
+"""Commands in the help by what they are about; all others stand behind them."""
+
+
 class WholeSummaries(TyperGroup):
-    """A group whose help shows the first sentence of each command uncut."""
+    """A group whose help shows the first sentence of each command uncut, in panels."""
+
+    panels: Mapping[str, frozenset[str]] = MappingProxyType({})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own
         """Write the commands with their summaries, folded to the width."""
         commands = [
             (name, self.get_command(ctx, name)) for name in self.list_commands(ctx)
         ]
-        rows = [
-            (name, command.get_short_help_str(_WHOLE))
-            for name, command in commands
-            if command and not command.hidden
-        ]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
+        panels: dict[str, list[tuple[str, str]]] = {title: [] for title in self.panels}
+        for name, command in commands:
+            if command and not command.hidden:
+                title = next(
+                    (one for one, names in self.panels.items() if name in names),
+                    "Others" if self.panels else "Commands",
+                )
+                row = (name, command.get_short_help_str(_WHOLE))
+                panels.setdefault(title, []).append(row)
+        for title, rows in panels.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 class CommandGroup(WholeSummaries):
     """The commands that are installed; the one that runs is imported."""
 
+    panels = _PANELS
+
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**settings)
         alone, problems = split_duplicates(usable_entry_points(COMMANDS_GROUP))
-        self._candidates = {one.name: one for one in alone}
+        # A name with a dot is of an adapter, for a command of ours.
+        self._candidates = {one.name: one for one in alone if "." not in one.name}
         self._problems = {one.name: one for one in problems}
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own
@@ -117,6 +141,8 @@ def _about(candidate: Candidate) -> str:
 def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keeps private
     """Import a command and make it one of typer's; raise BrokenPlugin if it is none."""
     found = import_entry_point(candidate)
+    if "." in candidate.name:
+        return found
     module = sys.modules[candidate.value.partition(":")[0].strip()]
     try:
         return _made(candidate.name, found, inspect.getdoc(module) or "")
@@ -161,7 +187,19 @@ def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a clas
             inner.command(word)(_function(function))
         return _made(name, inner, about)
     inner.command(name)(_function(found))
-    return get_command(inner)
+    command: Any = get_command(inner)
+    for param in command.params:
+        if param.type_descriptor.annotation is str:
+            param._runtime_param = _Text()  # noqa: SLF001 - typer has no other way
+    return command
+
+
+class _Text:
+    """How typer reads text, which is text already: its own way imports pydantic."""
+
+    def coerce(self, value: object, **_: object) -> object:
+        """Return what was given."""
+        return value
 
 
 def _function(found: object) -> Any:  # noqa: ANN401 - any signature

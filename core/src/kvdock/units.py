@@ -24,6 +24,10 @@ def _amount(value: object) -> TypeGuard[float]:
     return number and 0 <= cast("float", value) <= sys.float_info.max
 
 
+_MOST_BYTES = 1 << 63
+"""No file and no memory has so many."""
+
+
 def parse_bytes(value: str | float) -> int:
     """Read a size: a number of bytes, or text such as "64 GiB".
 
@@ -37,9 +41,9 @@ def parse_bytes(value: str | float) -> int:
         if match:
             number, unit = match.groups()
             nbytes = float(number) * 2 ** _POWERS[unit.upper()]
-            if nbytes < math.inf:
+            if nbytes < _MOST_BYTES:
                 return int(nbytes)
-    elif _amount(value) and value == int(value):
+    elif _amount(value) and value == int(value) and value < _MOST_BYTES:
         return int(value)
     raise SettingsError(
         f"{value!r} is not a size in bytes", fix='Write it like "512 MiB" or 4096.'

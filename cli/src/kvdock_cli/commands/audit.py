@@ -10,10 +10,10 @@ from pathlib import Path
 
 from kvdock.events import AUDITED
 from kvdock_cli import progress
+from kvdock_cli.arguments import patience
 from kvdock_cli.engine_client import Completion, EngineClient, Prompt
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import audit as report
-from kvdock_cli.terminal import style_of
 
 
 def audit(
@@ -27,7 +27,7 @@ def audit(
     within: float = 120.0,
     json: bool = False,
 ) -> int:
-    """Ask a running engine for prompts as they are restored, and computed anew.
+    """Compare restored answers of a running engine with recomputed ones.
 
     Each prompt is sent twice: plainly, so that the engine takes what is cached of it,
     and under a fresh salt, so that it computes all of it. Both answers are greedy. They
@@ -45,10 +45,10 @@ def audit(
         within: How many seconds an answer may take.
         json: Print one line of JSON, with all that reproduces what differs.
     """
-    if tokens < 1 or rate <= 0 or tolerance < 0 or within <= 0:
-        raise UsageProblem("--tokens, --rate and --within are above 0")
+    if tokens < 1 or not 0 < rate < math.inf or not tolerance >= 0:
+        raise UsageProblem("--tokens and --rate are above 0, --tolerance is not below")
     given = read_prompts(prompts)
-    client = EngineClient.find(url, within_s=within)
+    client = EngineClient.find(url, within_s=patience(within, "--within"))
     found: list[report.Compared] = []
     computed, next_s = 0, 0.0
 
@@ -83,9 +83,7 @@ def audit(
     done = report.Audit(
         client=client, tolerance=tolerance, compared=tuple(found), computed=computed
     )
-    return emit(
-        report.audit_text(done, style_of()), report.audit_data(done), as_json=json
-    )
+    return emit(report.report(done), as_json=json)
 
 
 def read_prompts(path: Path) -> list[tuple[int, Prompt]]:

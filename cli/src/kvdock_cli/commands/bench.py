@@ -15,7 +15,6 @@ from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import bench as report
-from kvdock_cli.terminal import style_of
 
 MOST_BYTES = 1 << 30
 """Memory of one figure: all pages of all threads."""
@@ -109,5 +108,5 @@ def bench(  # noqa: PLR0913 - what figures depend on
         recompute_from="engine" if engine else "given" if recompute else "",
     )
     if plot:
-        write_file(plot, report.as_svg(run), "--plot")
-    return emit(report.as_text(run, style_of()), report.as_data(run), as_json=json)
+        write_file(plot, report.drawn(run), "--plot")
+    return emit(report.report(run), as_json=json)

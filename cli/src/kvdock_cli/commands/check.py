@@ -22,7 +22,6 @@ from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import check as reports
-from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,10 +142,10 @@ def check(  # noqa: PLR0913 - what a check depends on
         f"{plugins[one].candidate.version})"
         for one in given
     )
-    data = reports.as_data(done, who)
+    made = reports.report(done, who)
     if report:
-        write_file(as_path(report), dumps(data, indent=1) + "\n")
-    return emit(reports.as_text(done, who, style_of()), data, as_json=json)
+        write_file(as_path(report), dumps(made.as_data(), indent=1) + "\n")
+    return emit(made, as_json=json)
 
 
 def _given(

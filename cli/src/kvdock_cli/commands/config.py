@@ -16,10 +16,11 @@ from kvdock.plugin import OBSERVERS_GROUP, Observer, list_entry_points, require
 from kvdock_cli import settings_file
 from kvdock_cli.commands.doctor import switched_on
 from kvdock_cli.commands.list import load
+from kvdock_cli.commands.run import engines, flags_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import config as report
+from kvdock_cli.reports._report import Report
 from kvdock_cli.settings_file import Wrong
-from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
     from kvdock.config import Setting
@@ -37,7 +38,11 @@ class _NoSettings:
 
 
 def show(
-    *, config: Path | None = None, origin: bool = False, json: bool = False
+    *,
+    config: Path | None = None,
+    origin: bool = False,
+    changed: bool = False,
+    json: bool = False,
 ) -> int:
     """Show every setting that holds here: the core's, backends', observers'.
 
@@ -48,6 +53,7 @@ def show(
     Args:
         config: A TOML or JSON file; without it, the one that KVDOCK_CONFIG names.
         origin: Also say where each value comes from.
+        changed: Only those that are not at their defaults.
         json: Print one line of JSON.
     """
     configuration = load_configuration(file=config)
@@ -56,12 +62,12 @@ def show(
     configuration = configuration.without(
         f"{one.group.removeprefix('kvdock.')}.{one.name}" for one in problems
     )
-    found = explain(configuration, schemas)
-    return emit(
-        report.as_text(found, problems, style_of(), origin=origin),
-        report.as_data(found, problems),
-        as_json=json,
-    )
+    found = [
+        one
+        for one in explain(configuration, schemas)
+        if not (changed and one.origin == "default")
+    ]
+    return emit(report.report(found, problems, origin=origin), as_json=json)
 
 
 def init(
@@ -94,8 +100,7 @@ def init(
     rows = [row for row in _defaults(schemas) if row.path.startswith(wanted)]
     settings_file.write(file, settings_file.commented(rows), replace=force)
     missing = [row.path for row in rows if row.origin == settings_file.MISSING]
-    text = report.written_text(file, missing)
-    return emit(text, report.written_data(file, backend, missing), as_json=json)
+    return emit(report.written(file, backend, missing), as_json=json)
 
 
 def change(
@@ -125,8 +130,9 @@ def change(
     fresh = settings_file.changed(file.read_text(), path, typed)
     settings_file.write(file, fresh, replace=True)
     # The value may be a secret.
-    data = {"schema": "kvdock.config-set/1", "ok": True, "path": str(file), "key": key}
-    return emit(f"{file}: {key} is set", data, as_json=json)
+    data = {"path": file, "key": key}
+    done = Report("kvdock.config-set/1", data, [f"{file}: {key} is set"])
+    return emit(done, as_json=json)
 
 
 def validate(*, config: Path | None = None, json: bool = False) -> int:
@@ -147,8 +153,7 @@ def validate(*, config: Path | None = None, json: bool = False) -> int:
         if not file.exists():
             raise
         wrong = [Wrong("", error.what, error.fix)]
-    text = report.wrong_text(file, wrong, style_of())
-    return emit(text, report.wrong_data(file, wrong), as_json=json)
+    return emit(report.wrong(file, wrong), as_json=json)
 
 
 def _file_of(config: Path | None, default: str = "") -> Path:
@@ -213,5 +218,11 @@ def _defaults(schemas: Mapping[str, type]) -> Sequence[Setting]:
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
-    {"show": show, "init": init, "set": change, "validate": validate}
+    {
+        "show": show,
+        "init": init,
+        "set": change,
+        "validate": validate,
+        **{name: flags_of(name) for name in engines()},
+    }
 )

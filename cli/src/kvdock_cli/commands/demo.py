@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,6 +20,7 @@ from kvdock_cli.arguments import backend_settings, settings_of
 from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.output import emit, say
 from kvdock_cli.reports import demo as report
+from kvdock_cli.reports._report import rendered
 from kvdock_cli.terminal import style_of
 
 _ADVICE = (
@@ -121,11 +121,10 @@ def demo(
 
     dock = Dock.load(require=(backend,) if backend else ())
     chosen, path = trial.choose(dock, backend)
-    style = style_of(sys.stderr if json else None)
     with prepared(dock.backends[chosen], path, set_, dir) as ready:
         if not json:
             where = str(dir or "a temporary directory") if path else ""
-            say(report.head_text(chosen, where, ready.notice, style))
+            say(rendered(report.head(chosen, where, ready.notice), style_of()))
         job = trial.Job(
             backend=chosen,
             settings=ready.settings,
@@ -138,6 +137,5 @@ def demo(
             ready.bar.label = what
 
         steps = list(trial.run_trial(job, oracle, announce))
-    text = "\n" + report.as_text(steps, trial.DAMAGED, style)
-    data = report.as_data(chosen, steps, trial.DAMAGED, ready.notice)
-    return emit(text, data, as_json=json)
+    done = report.report(chosen, steps, trial.DAMAGED, ready.notice)
+    return emit(done, as_json=json)

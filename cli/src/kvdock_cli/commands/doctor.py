@@ -41,12 +41,10 @@ from kvdock_cli.reports.doctor import (
     Row,
     Section,
     State,
-    as_data,
-    as_text,
+    report,
     rows_of,
 )
 from kvdock_cli.reports.list import Listing
-from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
     from kvdock.config import Configuration
@@ -96,8 +94,7 @@ def doctor(
             verbose=verbose or json,
             watch=watch,
         )
-    text = as_text(diagnosis, style_of())
-    return emit(text, as_data(diagnosis), as_json=json)
+    return emit(report(diagnosis), as_json=json)
 
 
 def diagnose(

@@ -14,8 +14,7 @@ from kvdock.wrappers.key_ring import (
     wrap_again,
 )
 from kvdock_cli.output import UsageProblem, confirm, emit
-from kvdock_cli.reports._tables import table
-from kvdock_cli.terminal import style_of
+from kvdock_cli.reports._report import Column, Report, Table
 
 SCHEMA = "kvdock.keys/1"
 _VARIABLE = "KV_MASTER_KEY"
@@ -127,21 +126,23 @@ def list_all(file: Path, /, *, json: bool = False) -> int:
     found = list_keys(file)
     newest = {tenant: number for tenant, number, _ in found}
     rows = [
-        (
-            tenant,
-            str(number),
-            "destroyed" if gone else "seals" if newest[tenant] == number else "opens",
-        )
+        {
+            "tenant": tenant,
+            "key": str(number),
+            "state": "destroyed"
+            if gone
+            else "seals"
+            if newest[tenant] == number
+            else "opens",
+        }
         for tenant, number, gone in found
     ]
-    text = "\n".join(table(("TENANT", "KEY", "STATE"), rows, style_of()))
-    names = ("tenant", "key", "state")
-    data = [dict(zip(names, row, strict=True)) for row in rows]
-    return emit(text, {"schema": SCHEMA, "ok": True, "keys": data}, as_json=json)
+    columns = [Column(name.upper(), name) for name in ("tenant", "key", "state")]
+    return emit(Report(SCHEMA, {"keys": rows}, [Table(columns, rows)]), as_json=json)
 
 
 def _done(text: str, as_json: bool, *, ok: bool = True, **more: int) -> int:  # noqa: FBT001 - a command's own
-    return emit(text, {"schema": SCHEMA, "ok": ok, **more}, as_json=as_json)
+    return emit(Report(SCHEMA, more, [text], ok), as_json=as_json)
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(

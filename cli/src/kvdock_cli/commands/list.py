@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import attrs
+
 from kvdock.plugin import (
     OBSERVERS_GROUP,
     TRIAL_S,
@@ -16,7 +18,7 @@ from kvdock.plugin import (
 )
 from kvdock_cli.output import emit
 from kvdock_cli.reports import list as report
-from kvdock_cli.terminal import style_of
+from kvdock_cli.reports import manifest
 
 _CONFIGURED = ("KVDOCK_CONFIG", "KVDOCK_BACKENDS__")
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def list_backends(*, json: bool = False, markdown: bool = False) -> int:
+def list_backends(
+    name: str = "", /, *, json: bool = False, markdown: bool = False
+) -> int:
     """List backends, the configured instances of them, and the observers.
 
     Reads what they declare and the configuration, and nothing else: no client
@@ -32,12 +36,21 @@ def list_backends(*, json: bool = False, markdown: bool = False) -> int:
     its own first, so that one that crashes or hangs is a row of the answer.
 
     Args:
+        name: Show everything that this backend declares, with its settings.
         json: Print one line of JSON.
         markdown: Print the table of the README.
     """
-    found = load({} if markdown else _configured())
-    text = report.as_markdown(found) if markdown else report.as_text(found, style_of())
-    return emit(text, report.as_data(found), as_json=json)
+    found = load({} if markdown else _configured(), only=name)
+    if name:
+        from kvdock.plugin import require  # noqa: PLC0415 - it imports the loader
+
+        plugins = {plugin.manifest.name: plugin for plugin in found.plugins}
+        require([name], plugins, found.problems)
+        return emit(manifest.report(plugins[name]), as_json=json)
+    done = report.report(found)
+    if markdown:
+        done = attrs.evolve(done, blocks=[report.as_markdown(found)])
+    return emit(done, as_json=json)
 
 
 def _configured() -> Mapping[str, object]:

@@ -10,6 +10,7 @@ from kvdock import API_VERSION
 from kvdock.config import as_path
 from kvdock.plugin import list_entry_points
 from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.reports._report import Report
 
 # As the core's, but what a distribution is called may not end in "_".
 _NAME = re.compile(r"[a-z](?:[a-z0-9_]{0,30}[a-z0-9])?")
@@ -46,14 +47,8 @@ def new(name: str, /, *, into: str | None = None, json: bool = False) -> int:
         "next:",
         *(f"  {step}" for step in steps),
     ]
-    data = {
-        "schema": "kvdock.new/1",
-        "ok": True,
-        "folder": str(folder),
-        "files": list(files),
-        "next": steps,
-    }
-    return emit("\n".join(lines), data, as_json=json)
+    data = {"folder": folder, "files": list(files), "next": steps}
+    return emit(Report("kvdock.new/1", data, lines), as_json=json)
 
 
 def project(name: str) -> dict[str, str]:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from kvdock.hints import MOST_BYTES
 from kvdock_cli import progress
+from kvdock_cli.arguments import patience
 from kvdock_cli.commands.audit import read_prompts
 from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.output import emit
+from kvdock_cli.reports._report import Report
 
 _ENVELOPE_BYTES = 1 << 10
 """Bytes of a hint besides its tokens, and some to spare."""
@@ -26,7 +28,7 @@ def prefetch(
     within: float = 120.0,
     json: bool = False,
 ) -> int:
-    """Let a running engine copy what is stored of prompts to its nearest tier.
+    """Warm the nearest tier of a running engine with given prompts.
 
     Each prompt goes as a hint with a request of one token, which is all that the
     engine computes. The copies are made in the background: the metric
@@ -42,7 +44,7 @@ def prefetch(
         json: Print one line of JSON.
     """
     given = read_prompts(prompts)
-    client = EngineClient.find(url, within_s=within)
+    client = EngineClient.find(url, within_s=patience(within, "--within"))
     total = cut = 0
     with progress.shown("asking", total=len(given)) as bar:
         for line, prompt in given:
@@ -66,14 +68,8 @@ def prefetch(
     text = f"asked for {len(given)} prompts, {total} tokens"
     if cut:
         text += f"; of {cut} prompts only for the beginning, as a hint has room for it"
-    data = {
-        "schema": "kvdock.prefetch/1",
-        "ok": True,
-        "prompts": len(given),
-        "tokens": total,
-        "cut": cut,
-    }
-    return emit(text, data, as_json=json)
+    data = {"prompts": len(given), "tokens": total, "cut": cut}
+    return emit(Report("kvdock.prefetch/1", data, [text]), as_json=json)
 
 
 def _beginning(tokens: Sequence[int]) -> Sequence[int]:

@@ -13,7 +13,6 @@ from kvdock.pools import ContextSplit, sharing_limits
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report
-from kvdock_cli.reports._tables import paragraph, plain
 from kvdock_cli.reports.memory import Memory
 from kvdock_cli.terminal import style_of
 
@@ -129,7 +128,7 @@ def route(  # noqa: PLR0913 - what routing depends on
         if json or not isinstance(error.plan, Plan):
             raise
         # The same, with a table that fits where errors go.
-        shown = report.as_text(error.plan, style_of(sys.stderr))
+        shown = report.report(error.plan).text(style_of(sys.stderr))
         what = f"{error.what.splitlines()[0]}\n{shown}"
         raise NoRoute(what, fix=error.fix, plan=error.plan) from error
     limits = [
@@ -143,15 +142,11 @@ def route(  # noqa: PLR0913 - what routing depends on
             packed_layers=_packed_layers(one.pool, about.layers) if packed else 0,
         )
     ]
-    style = style_of()
-    lines = [report.as_text(plan, style, every=all_)]
-    lines += [line for one in limits for line in paragraph(str(one), style, hanging=2)]
-    data = {**report.as_data(plan), "not_shared": plain(limits)}
+    memory = None
     if pages is not None:
         memory = Memory.of(assembly.pools, shard, pages, host_ranks)
-        lines += paragraph(str(memory), style, hanging=2)
-        data |= {"memory": memory.as_data(), "ok": data["ok"] and memory.fits}
-    return emit("\n".join(lines), data, as_json=json)
+    done = report.report(plan, every=all_, limits=limits, memory=memory)
+    return emit(done, as_json=json)
 
 
 def _packed_layers(pool: PoolSpec, target_layers: int) -> int:

@@ -11,9 +11,8 @@ from kvdock.config import read_tiers
 from kvdock.errors import KvdockError
 from kvdock.units import parse_bytes
 from kvdock_cli import progress
-from kvdock_cli.output import UsageProblem, emit
+from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import simulate as report
-from kvdock_cli.terminal import style_of
 
 _MOST_HOSTS = 1000
 
@@ -34,7 +33,7 @@ def simulate(  # noqa: PLR0913 - one option each
     picture: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Say for sizes of tiers and numbers of hosts what is loaded from where.
+    """Predict hit rates for tier sizes and host counts from a trace.
 
     Serves a trace without any store: evictions and promotions are the stores' own, and
     copies take no time. Each host has tiers of its own; all share the last one. The
@@ -42,7 +41,8 @@ def simulate(  # noqa: PLR0913 - one option each
     engines' time is saved.
 
     Args:
-        trace: JSON lines with hash_ids or ranges, a request each, or a journal.
+        trace: JSON lines with hash_ids or ranges, a request each, plain or as .gz; or
+            the folder of a journal.
         tiers: Tiers with their rules as in kvdock.toml, near first.
         sizes: Room in each tier of a host, such as 0.02,0.05:0.5:0 or
             "64 GiB:2 TiB:0". A number is a share of the different blocks, commas part
@@ -63,7 +63,7 @@ def simulate(  # noqa: PLR0913 - one option each
 
     rules = read_tiers(tiers, "--tiers")
     counts = [_count(one) for one in hosts.split(",")]
-    if block_tokens < 1 or not prefill > 0 or not (rate is None or rate > 0):
+    if block_tokens < 1 or not prefill > 0 or (rate is not None and not rate > 0):
         raise UsageProblem("--block-tokens, --prefill and --rate are above 0")
     block_bytes = parse_bytes(block)
     given = read_trace(trace, requests)
@@ -112,13 +112,8 @@ def simulate(  # noqa: PLR0913 - one option each
         rows=tuple(rows),
     )
     if picture:
-        try:
-            picture.write_text(report.picture(about), "utf-8")
-        except OSError as error:
-            raise KvdockError(
-                f"{picture} cannot be written: {error.strerror or error}"
-            ) from error
-    return emit(report.as_text(about, style_of()), report.as_data(about), as_json=json)
+        write_file(picture, report.drawn(about), "--picture", KvdockError)
+    return emit(report.report(about), as_json=json)
 
 
 def _rate(nbytes: int, seconds: float) -> float | None:

@@ -1,4 +1,4 @@
-"""See, check and clean up what is stored in a directory or a bucket."""
+"""List, verify and clean up a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import attrs
 
 from kvdock.config import load_configuration
 from kvdock.errors import KvdockError, NamespaceError
-from kvdock.namespace import canonical
+from kvdock.namespace import canonical, diff_records
 from kvdock.plugin import import_entry_point, usable_entry_points
 from kvdock.retention import Retention
 from kvdock.stores import GROUP, TenantStore
@@ -24,6 +24,7 @@ from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings
 from kvdock_cli.output import UsageProblem, confirm, emit
 from kvdock_cli.reports import store as report
+from kvdock_cli.reports.store import SHORT
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
@@ -31,20 +32,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SHORT = 12  # digits that distinguish namespaces for people
 _FEW = 8  # namespaces that an error names
 
 
 Order = Literal["size", "age", "pages", "model"]
-
-
-def _order(sort: Order) -> Callable[[Any], Any]:
-    return {
-        "size": lambda one: -one.file_bytes,
-        "age": lambda one: one.used_ns,
-        "pages": lambda one: -one.pages,
-        "model": lambda one: (one.model, one.revision),
-    }[sort]
+_ORDERS: Mapping[Order, Callable[[NamespaceSurvey], Any]] = {
+    "size": lambda survey: -survey.file_bytes,
+    "age": lambda survey: survey.used_ns,
+    "pages": lambda survey: -survey.pages,
+    "model": lambda survey: (survey.model, survey.revision),
+}
 
 
 def ls(
@@ -75,18 +72,16 @@ def ls(
     if retained:
         found = [one for one in found if one.promised_bytes or one.expiring]
     if sort:
-        found.sort(key=_order(sort))
-    if reverse:
-        found.reverse()
-    text = report.listing_text(found, style_of(), retained=retained)
-    return emit(text, report.data("ls", namespaces=found), as_json=json)
+        found.sort(key=_ORDERS[sort])
+    shown = found[::-1] if reverse else found
+    return emit(report.listing(shown, retained=retained), as_json=json)
 
 
 def stat(
     target: str,
-    namespace: str = "",
     /,
     *,
+    namespace: str = "",
     tenants: bool = False,
     set_: tuple[str, ...] = (),
     json: bool = False,
@@ -103,23 +98,76 @@ def stat(
         json: Print one line of JSON.
     """
     store = open_store(target, set_)
-    if tenants:
-        return _stat_tenants(store, as_json=json)
-    with progress.shown("reading"):
-        found = store.survey(chosen(store, namespace))
-    text = report.survey_text(found, style_of())
-    return emit(text, report.data("stat", namespace=found), as_json=json)
-
-
-def _stat_tenants(store: Store, *, as_json: bool) -> int:
-    """Show what each tenant takes in a store."""
-    if not isinstance(store, TenantStore):
+    if tenants and not isinstance(store, TenantStore):
         raise UsageProblem("this store does not know tenants")
-    listed = load_configuration(lenient=True).core.tenants
     with progress.shown("reading"):
-        found = store.room(listed)
-    text = report.tenants_text(found, style_of())
-    return emit(text, report.data("tenants", tenants=found), as_json=as_json)
+        if tenants and isinstance(store, TenantStore):
+            listed = load_configuration(lenient=True).core.tenants
+            done = report.tenants(store.room(listed))
+        else:
+            done = report.survey(store.survey(chosen(store, namespace)))
+    return emit(done, as_json=json)
+
+
+def record(
+    target: str,
+    /,
+    *,
+    namespace: str = "",
+    set_: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
+    """Show what the bytes of a namespace belong to, and verify its digest.
+
+    Args:
+        target: The store's root directory, or the URL of a bucket.
+        namespace: The namespace, or enough of its first digits; not needed where
+            there is only one.
+        set_: Settings of its backend, as KEY=VALUE.
+        json: Print one line of JSON.
+    """
+    return emit(
+        report.record(_record(open_store(target, set_), namespace)), as_json=json
+    )
+
+
+def diff(
+    target: str,
+    other: str = "",
+    /,
+    *,
+    namespace: tuple[str, ...] = (),
+    set_: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
+    """Say in which fields two namespaces differ; exit 1 if they do.
+
+    Args:
+        target: The store's root directory, or the URL of a bucket.
+        other: The store of the second namespace, if that is another one.
+        namespace: The namespaces, or enough of their first digits; not needed where
+            there are only two.
+        set_: Settings of their backend, as KEY=VALUE.
+        json: Print one line of JSON.
+    """
+    near = open_store(target, set_)
+    far = open_store(other, set_) if other else near
+    every = () if other else near.namespaces()
+    names = namespace or (every if len(every) == 2 else ())  # noqa: PLR2004 - both
+    first, second = (*names, "", "")[:2]
+    a, b = _record(near, first), _record(far, second)
+    return emit(report.differences(diff_records(a, b)), as_json=json)
+
+
+def _record(store: Store, prefix: str) -> Mapping[str, object]:
+    namespace = chosen(store, prefix)
+    if found := store.record(namespace):
+        return found
+    raise NamespaceError(
+        f"the record of namespace {namespace[:SHORT]} is missing, or was altered or "
+        "misplaced",
+        fix="`kvdock store verify ROOT` says what is wrong.",
+    )
 
 
 def verify(
@@ -149,10 +197,7 @@ def verify(
         checked = _each(
             store, namespace, lambda one: store.verify(one, bar.advance, heal=heal)
         )
-    found = [done for _, done in checked]
-    text = report.checked_text(found, style_of())
-    data = report.data("verify", ok=all(one.ok for one in found), namespaces=found)
-    return emit(text, data, as_json=json)
+    return emit(report.checked([done for _, done in checked]), as_json=json)
 
 
 def gc(
@@ -200,15 +245,14 @@ def gc(
             lambda one: store.collect(one, to_bytes=most, older_s=age_s, newer=newer),
             bar,
         )
-    data = report.data("gc", freed_bytes=dict(freed))
-    return emit(report.freed_text(freed), data, as_json=json)
+    return emit(report.freed(dict(freed)), as_json=json)
 
 
 def rm(  # noqa: PLR0913 - one option each
     target: str,
-    namespace: str = "",
     /,
     *,
+    namespace: str = "",
     model: str = "",
     tenant: str = "",
     older: str = "",
@@ -232,7 +276,7 @@ def rm(  # noqa: PLR0913 - one option each
 
     Args:
         target: The store's root directory, or the URL of a bucket.
-        namespace: One namespace; enough of its first digits.
+        namespace: Only this one; enough of its first digits.
         model: Those of a model, by its whole name or a pattern such as "org/*".
         tenant: Those with the salt of a tenant that the settings list, and pages of
             others that were stored for it.
@@ -252,7 +296,7 @@ def rm(  # noqa: PLR0913 - one option each
     if not (namespace or model or older or tenant or hashes):
         raise UsageProblem(
             "nothing says what to delete",
-            fix="Give a namespace, --model, --tenant, --older or --hashes; several "
+            fix="Give --namespace, --model, --tenant, --older or --hashes; several "
             "narrow the choice.",
         )
     if keys and not tenant:
@@ -292,11 +336,9 @@ def rm(  # noqa: PLR0913 - one option each
                     row.freed_bytes += store.collect(name)
             bar.advance()
     done = [row for row, _, _ in rows]
-    text = report.removed_text(done, style_of(), dry_run=dry_run)
-    ok = dry_run or all(row.ok for row in done)
-    more = {"dry_run": dry_run, "keys_destroyed": destroyed, "removals": done}
-    data = report.data("rm", ok=ok, **more)
-    return emit(text, data, as_json=json)
+    return emit(
+        report.removed(done, dry_run=dry_run, destroyed=destroyed), as_json=json
+    )
 
 
 @attrs.frozen
@@ -420,16 +462,13 @@ def copy(  # noqa: PLR0913 - one option each
                 if not dry_run:
                     taking = far.receive(one.namespace, record)
                     receiver = opened.enter_context(taking)
-                bar.label, bar.note = "copying", one.namespace[:_SHORT]
+                bar.label, bar.note = "copying", one.namespace[:SHORT]
                 for page in near.pages(one.namespace, [*keys]):
                     bar.advance(page.nbytes)
                     if not choice.takes(page, keys, span):
                         continue
                     counts.add(_copy(page, receiver), page.nbytes)
-    text = report.copied_text(found, style_of(), dry_run=dry_run)
-    ok = not any(one.damaged or one.failed for one in found)
-    data = report.data("copy", ok=ok, dry_run=dry_run, namespaces=found)
-    return emit(text, data, as_json=json)
+    return emit(report.copied(found, dry_run=dry_run), as_json=json)
 
 
 def _copy(page: StoredPage, receiver: PageReceiver | None) -> str:
@@ -446,9 +485,9 @@ def _copy(page: StoredPage, receiver: PageReceiver | None) -> str:
 
 def retain(  # noqa: PLR0913 - one option each
     target: str,
-    namespace: str = "",
     /,
     *,
+    namespace: str = "",
     keep: str = "",
     older: str = "",
     newer: str = "",
@@ -465,7 +504,7 @@ def retain(  # noqa: PLR0913 - one option each
 
     Args:
         target: The store's root directory.
-        namespace: One namespace; enough of its first digits.
+        namespace: Only this one; enough of its first digits.
         keep: For how long from now, such as "24 h".
         older: Only pages that were last stored or read longer ago, such as "1 h".
         newer: Only pages that were stored or read since then.
@@ -490,9 +529,9 @@ def retain(  # noqa: PLR0913 - one option each
 
 def expire(  # noqa: PLR0913 - one option each
     target: str,
-    namespace: str = "",
     /,
     *,
+    namespace: str = "",
     after: str = "",
     older: str = "",
     newer: str = "",
@@ -509,7 +548,7 @@ def expire(  # noqa: PLR0913 - one option each
 
     Args:
         target: The store's root directory.
-        namespace: One namespace; enough of its first digits.
+        namespace: Only this one; enough of its first digits.
         after: In how long from now, such as "0 s".
         older: Only pages that were last stored or read longer ago, such as "1 h".
         newer: Only pages that were stored or read since then.
@@ -541,7 +580,7 @@ def _retain(
     if not any(which):
         raise UsageProblem(
             "nothing says which pages",
-            fix="Give a namespace, --older, --newer or --hashes; several narrow it.",
+            fix="Give --namespace, --older, --newer or --hashes; several narrow it.",
         )
     chosen_pages = _Choice.of(older, newer, hashes)
     store = open_store(target, pairs, shared_root=shared_root)
@@ -558,10 +597,7 @@ def _retain(
     with progress.shown("changing") as bar:
         rows = [done for _, done in _each(store, namespace, work, bar)]
     rows = [row for row in rows if row.pages or namespace]
-    text = report.retained_text(rows, style_of(), dry_run=dry_run)
-    ok = not any(set(row.answers) - {"accepted"} for row in rows)
-    data = report.data("retain", ok=ok, dry_run=dry_run, namespaces=rows)
-    return emit(text, data, as_json=as_json)
+    return emit(report.retained(rows, dry_run=dry_run), as_json=as_json)
 
 
 @attrs.frozen
@@ -661,7 +697,7 @@ def chosen(store: Store, prefix: str) -> str:
     if len(found) == 1:
         return found[0]
     if found and not prefix:
-        named = ", ".join(name[:_SHORT] for name in found[:_FEW])
+        named = ", ".join(name[:SHORT] for name in found[:_FEW])
         more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
         raise UsageProblem(
             f"the store holds {len(found)} namespaces",
@@ -679,7 +715,7 @@ def chosen(store: Store, prefix: str) -> str:
 
 def _confirm(going: Sequence[report.Removal]) -> None:
     """Ask before pages are deleted; anything but yes ends the command."""
-    shown = report.listing_text([row.survey for row in going], style_of(sys.stderr))
+    shown = report.listing([row.survey for row in going]).text(style_of(sys.stderr))
     question = f"{shown}\nDelete {report.total(going)}?"
     instead = "Give --yes to go ahead, or --dry-run to see what would go."
     confirm(question, "delete", "deleted", instead)
@@ -701,7 +737,7 @@ def _each(
         bar.total = len(every)
     for at, one in enumerate(every):
         if bar:
-            bar.done, bar.note = at, one[:_SHORT]
+            bar.done, bar.note = at, one[:SHORT]
         try:
             done.append((one, do(one)))
         except NamespaceError:
@@ -715,6 +751,8 @@ COMMANDS: Mapping[str, Callable[..., int]] = MappingProxyType(
     {
         "ls": ls,
         "stat": stat,
+        "record": record,
+        "diff": diff,
         "verify": verify,
         "gc": gc,
         "rm": rm,

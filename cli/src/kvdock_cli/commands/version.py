@@ -15,7 +15,6 @@ from kvdock.plugin import (
 )
 from kvdock_cli.output import emit
 from kvdock_cli.reports import version as report
-from kvdock_cli.terminal import style_of
 
 
 def versions(*, json: bool) -> int:
@@ -42,7 +41,7 @@ def versions(*, json: bool) -> int:
             if one.group == group and one.distribution != "kvdock-cli"
         ),
     ]
-    return emit(report.as_text(parts, style_of()), report.as_data(parts), as_json=json)
+    return emit(report.report(parts), as_json=json)
 
 
 def _compiled_pages() -> report.Part:

@@ -24,7 +24,6 @@ from kvdock_cli.commands.store import chosen, open_store
 from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import why as report
-from kvdock_cli.terminal import style_of
 
 Read = Callable[[], Iterable[JournalRecord]]
 
@@ -80,25 +79,19 @@ def why(  # noqa: PLR0913 - one option each, and what goes with what
     if journal is None:
         store = open_store(root, set_)
         answer = explain_stored(store, given, chosen(store, namespace), tp_size=tp)
-        return _emit(answer, as_json=json)
+        return emit(report.answer(answer), as_json=json)
     read = partial(read_journal, journal)
     try:
         if prompt is not None:
-            return _emit(_asked(url, prompt, read), as_json=json)
+            return emit(report.answer(_asked(url, prompt, read)), as_json=json)
         if not request and not given:
             found = requests(read())
-            text = report.requests_text(found, style_of())
-            return emit(text, report.requests_data(found), as_json=json)
+            return emit(report.requests(found), as_json=json)
         answer = explain(read, request=request, hashes=given, namespace=namespace)
     except KvdockError as error:
         # A journal, a namespace or a request that was named and is not there.
         raise UsageProblem(error.what, fix=error.fix) from error
-    return _emit(answer, as_json=json)
-
-
-def _emit(answer: RequestAnswer, *, as_json: bool) -> int:
-    text = report.answer_text(answer, style_of())
-    return emit(text, report.answer_data(answer), as_json=as_json)
+    return emit(report.answer(answer), as_json=json)
 
 
 def _asked(url: str, path: Path, read: Read) -> RequestAnswer:

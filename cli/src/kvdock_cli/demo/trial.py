@@ -35,6 +35,7 @@ class Step:
     Args:
         pages: How many pages it was to store or restore.
         pools: Pages of some pools that it was to move.
+        turn: How many processes did the same before it.
     """
 
     phase: str
@@ -42,6 +43,7 @@ class Step:
     found: Mapping[str, Any]
     pages: int
     pools: Mapping[str, int]
+    turn: int = 0
 
     @property
     def ok(self) -> bool:
@@ -115,11 +117,11 @@ def run_trial(
     for pool, page in DAMAGED:
         damage(oracle, stored.found["keys"][pool][page])
     announce("restoring what is left")
-    yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1})
+    yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1}, 1)
     announce("storing again")
-    yield _process(job, "store", 48, whole)
+    yield _process(job, "store", 48, whole, 1)
     announce("restoring")
-    yield _process(job, "restore", 48, {**whole, "mamba": 1})
+    yield _process(job, "restore", 48, {**whole, "mamba": 1}, 2)
     if not job.directory:
         # It may be the user's own.
         announce("clearing")
@@ -142,7 +144,9 @@ def _check_room(job: Job, stored: Step) -> None:
     )
 
 
-def _process(job: Job, phase: str, pages: int, pools: Mapping[str, int]) -> Step:
+def _process(
+    job: Job, phase: str, pages: int, pools: Mapping[str, int], turn: int = 0
+) -> Step:
     given = {
         "phase": phase,
         "backend": job.backend,
@@ -169,7 +173,9 @@ def _process(job: Job, phase: str, pages: int, pools: Mapping[str, int]) -> Step
         ) from None
     if "error" in found:
         raise KvdockError(found["error"], fix=found["fix"])
-    return Step(phase=phase, pid=process.pid, found=found, pages=pages, pools=pools)
+    return Step(
+        phase=phase, pid=process.pid, found=found, pages=pages, pools=pools, turn=turn
+    )
 
 
 def damage(oracle: Oracle, key: str) -> None:

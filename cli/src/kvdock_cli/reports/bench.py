@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape
 
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._style import PLAIN, Style, Tone
-from kvdock_cli.reports._tables import Cell, paragraph, plain, table
+from kvdock_cli.reports._bars import Bar, picture
+from kvdock_cli.reports._report import Block, Column, Report, Table
+from kvdock_cli.reports._style import Style, Tone
+from kvdock_cli.reports._tables import Cell
 
 if TYPE_CHECKING:
     from kvdock_cli.bench.measure import Figure
 
-SCHEMA = "kvdock.bench/1"
-
-_WIDE, _HIGH, _LEFT, _TOP = 640, 320, 80, 40
 _MOVES = ("put", "get")
 _COLOURS = {"put": "#d95f02", "get": "#1b9e77", "raw": "#999999"}
 
@@ -65,50 +63,75 @@ class Run:
         return int(start_s / (1 / pace - 1 / restored)) + 1
 
 
-def as_text(run: Run, style: Style = PLAIN) -> str:
-    """Render the figures as a table, and what they mean for an engine."""
-    headings = (
-        "PAGE", "BATCH", "THREADS", "PUT", "GET", f"{run.raw.upper()} WRITE",
-        f"{run.raw.upper()} READ", "PUT MS", "GET MS", "EXISTS MS",
-    )  # fmt: skip
-    rows = [
-        (
-            format_bytes(one.page_bytes),
-            str(one.batch),
-            str(one.threads),
-            _pace(one.pace(one.put_s)),
-            Cell(_pace(one.pace(one.get_s)), Tone.STRONG),
-            Cell(_pace(one.pace(one.raw_write_s)), Tone.FAINT),
-            Cell(_pace(one.pace(one.raw_read_s)), Tone.FAINT),
-            f"{one.put_s * 1e3:.2f}",
-            f"{one.get_s * 1e3:.2f}",
-            f"{one.exists_s * 1e3:.2f}",
-        )
-        for one in run.figures
+def report(run: Run) -> Report:
+    """Report the figures as a table, and what they mean for an engine."""
+    columns = (
+        Column("PAGE", "page_bytes"),
+        Column("BATCH", "batch"),
+        Column("THREADS", "threads", drop=5),
+        _paced("PUT", "put_s"),
+        _paced("GET", "get_s", Tone.STRONG),
+        _paced(f"{run.raw.upper()} WRITE", "raw_write_s", Tone.FAINT, drop=1),
+        _paced(f"{run.raw.upper()} READ", "raw_read_s", Tone.FAINT, drop=3),
+        Column("PUT MS", lambda one: f"{one.put_s * 1e3:.2f}", drop=2),
+        Column("GET MS", lambda one: f"{one.get_s * 1e3:.2f}"),
+        Column("EXISTS MS", lambda one: f"{one.exists_s * 1e3:.2f}", drop=4),
+    )
+    data = {
+        "backend": run.backend,
+        "raw": run.raw,
+        "runs": run.runs,
+        "figures": run.figures,
+        "token_bytes": run.token_bytes,
+        "restored_tokens_per_s": run.restored_tokens_per_s,
+        "recompute_tokens_per_s": run.recompute_tokens_per_s,
+        "recompute_from": run.recompute_from,
+        "break_even_tokens": run.break_even_tokens,
+    }
+    blocks: list[Block] = [
+        Table(columns, run.figures),
+        "",
+        _Paces(run),
+        "",
+        _meaning(run),
     ]
-    drop = [headings[5], "PUT MS", headings[6], "EXISTS MS", "THREADS"]
-    lines = table(headings, rows, style, drop=drop)
-    lines += ["", *_bars(run, style), "", *paragraph(_meaning(run), style)]
-    return "\n".join(lines)
+    return Report("kvdock.bench/1", data, blocks)
 
 
-def _bars(run: Run, style: Style) -> list[str]:
-    """Draw each pace beside the others, with what its slowest and fastest run had."""
-    room = max(8, min(40, style.width - 50)) if style.width else 40
-    most = max(one.pace(min(one.spread_s[what]))
-               for one in run.figures for what in _MOVES)  # fmt: skip
-    lines = [f"Median of {run.runs} runs, and the slowest to the fastest:"]
-    for one in run.figures:
-        shape = f"{format_bytes(one.page_bytes)} x {one.batch}, {one.threads} threads"
-        lines += ["", style.paint(shape, Tone.FAINT)]
-        for what, seconds in zip(_MOVES, (one.put_s, one.get_s), strict=True):
-            fast, slow = (_pace(one.pace(end)) for end in one.spread_s[what])
-            bar = _bar(one.pace(seconds) / most * room).ljust(room)
-            lines.append(
-                f"  {what} {style.paint(bar, Tone.GOOD)} "
-                f"{_pace(one.pace(seconds)):>11}  {slow} to {fast}"
-            )
-    return lines
+def _paced(heading: str, field: str, tone: Tone | None = None, drop: int = 0) -> Column:
+    def show(figure: Figure) -> Cell:
+        return Cell(_pace(figure.pace(getattr(figure, field))), tone)
+
+    return Column(heading, show, drop=drop)
+
+
+@attrs.frozen
+class _Paces:
+    """Each pace beside the others, with what its slowest and fastest run had."""
+
+    run: Run
+
+    def lines(self, style: Style) -> list[str]:
+        """Draw them for a medium."""
+        room = max(8, min(40, style.width - 50)) if style.width else 40
+        figures = self.run.figures
+        fastest = (
+            one.pace(min(one.spread_s[move])) for one in figures for move in _MOVES
+        )
+        most = max(fastest)
+        lines = [f"Median of {self.run.runs} runs, and the slowest to the fastest:"]
+        for one in figures:
+            lines += ["", style.paint(f"{_shape(one)} threads", Tone.FAINT)]
+            for move in _MOVES:
+                pace = one.pace(getattr(one, f"{move}_s"))
+                fast, slow = (_pace(one.pace(end)) for end in one.spread_s[move])
+                bar = style.paint(_bar(pace / most * room).ljust(room), Tone.GOOD)
+                lines.append(f"  {move} {bar} {_pace(pace):>11}  {slow} to {fast}")
+        return lines
+
+
+def _shape(one: Figure) -> str:
+    return f"{format_bytes(one.page_bytes)} x {one.batch}, {one.threads}"
 
 
 def _bar(columns: float) -> str:
@@ -143,67 +166,24 @@ def _meaning(run: Run) -> str:
     )
 
 
-def as_data(run: Run) -> dict[str, object]:
-    """Describe the figures as data."""
-    return {
-        "schema": SCHEMA,
-        "ok": True,
-        "backend": run.backend,
-        "raw": run.raw,
-        "runs": run.runs,
-        "figures": plain(run.figures),
-        "token_bytes": run.token_bytes,
-        "restored_tokens_per_s": run.restored_tokens_per_s,
-        "recompute_tokens_per_s": run.recompute_tokens_per_s,
-        "recompute_from": run.recompute_from,
-        "break_even_tokens": run.break_even_tokens,
-    }
-
-
-def as_svg(run: Run) -> str:
-    """Draw bars of bytes per second: put, get and raw reads of each figure."""
-    bars = [
-        (one, {"put": one.pace(one.put_s), "get": one.pace(one.get_s),
-               "raw": one.pace(one.raw_read_s)})
-        for one in run.figures
-    ]  # fmt: skip
-    most = max((pace for _, paces in bars for pace in paces.values()), default=1) or 1
-    room = (_WIDE - _LEFT - 20) / max(1, len(bars))
-    base = _TOP + _HIGH
-    size = f'width="{_WIDE}" height="{base + 80}"'
-    title = f"{escape(run.backend)}: bytes per second"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="11">',
-        "<style>text { font-family: sans-serif }</style>",
-        '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{_LEFT}" y="20" font-size="14">{title}</text>',
-    ]
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y = base - share * _HIGH
-        parts.append(
-            f'<line x1="{_LEFT}" x2="{_WIDE - 20}" y1="{y:.0f}" y2="{y:.0f}" '
-            f'stroke="#ddd"/><text x="{_LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">'
-            f"{_pace(most * share)}</text>"
+def drawn(run: Run) -> str:
+    """Draw bytes per second: put, get and raw reads of each figure."""
+    paces = [
+        (
+            one,
+            move,
+            one.pace(getattr(one, "raw_read_s" if move == "raw" else f"{move}_s")),
         )
-    for at, (one, paces) in enumerate(bars):
-        x = _LEFT + at * room
-        for column, (kind, pace) in enumerate(paces.items()):
-            high = pace / most * _HIGH
-            parts.append(
-                f'<rect x="{x + 4 + column * (room - 8) / 3:.1f}" '
-                f'y="{base - high:.1f}" width="{(room - 8) / 3 - 1:.1f}" '
-                f'height="{high:.1f}" fill="{_COLOURS[kind]}"/>'
-            )
-        words = (format_bytes(one.page_bytes), f"x {one.batch}", f"{one.threads} thr.")
-        parts += [
-            f'<text x="{x + room / 2:.1f}" y="{base + 14 + 12 * line}" '
-            f'text-anchor="middle" font-size="9">{word}</text>'
-            for line, word in enumerate(words)
-        ]
-    parts += [
-        f'<rect x="{_LEFT + 110 * at}" y="{base + 58}" width="10" height="10" '
-        f'fill="{colour}"/><text x="{_LEFT + 14 + 110 * at}" y="{base + 67}">'
-        f"{run.raw + ' read' if kind == 'raw' else kind}</text>"
-        for at, (kind, colour) in enumerate(_COLOURS.items())
+        for one in run.figures
+        for move in _COLOURS
     ]
-    return "\n".join([*parts, "</svg>\n"])
+    most = max((pace for _, _, pace in paces), default=1) or 1
+    bars = [
+        Bar(f"{move}, {_shape(one)} thr.", [(_COLOURS[move], pace / most)], _pace(pace))
+        for one, move, pace in paces
+    ]
+    named = {
+        f"{run.raw} read" if move == "raw" else move: colour
+        for move, colour in _COLOURS.items()
+    }
+    return picture(f"{run.backend}: bytes per second", named, bars)

@@ -5,75 +5,88 @@ from __future__ import annotations
 import collections
 import re
 import signal
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvdock_cli.reports._style import PLAIN, Style, Tone
-from kvdock_cli.reports._tables import Cell, columns, paragraph, table
+from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table, Text
+from kvdock_cli.reports._style import Tone
+from kvdock_cli.reports._tables import Cell
 
 if TYPE_CHECKING:
     from kvdock.testing import CheckReport, FinishedRun
     from kvdock_cli.reports._tables import Row
 
-SCHEMA = "kvdock.check/1"
-
 _SHOWN = 4  # cases of one failed test that are named
 
 
-def as_text(report: CheckReport, who: str, style: Style = PLAIN) -> str:
-    """Render the report; it can be pasted as it is."""
-    about = dict(report.about) | {"backend": who}
-    blocks = [columns(list(about.items()), style), _table(report, style)]
-    if report.failed:
-        failed = [
-            line
-            for one in _grouped(report.failed)
-            for line in paragraph(one.lstrip(), style, indent=_indent(one), hanging=2)
-        ]
-        blocks.append([style.paint("FAILED", Tone.BAD), *failed])
-    if report.skipped:
-        title = style.paint("NOT TRIED", Tone.STRONG)
-        blocks.append([title, *_reasons(report.skipped, style)])
-    if report.unproven:
-        rows = [
-            (str(one.claim), one.claim.declared, "; ".join(one.reasons))
-            for one in report.unproven
-        ]
-        title = style.paint("DECLARED, NOT PROVEN", Tone.WARNING)
-        blocks.append([title, *columns(rows, style, indent=2)])
-    blocks += [_words(report, style), _families(report, style)]
-    *before, verdict = _verdict(report)
-    tone = Tone.GOOD if report.ok else Tone.BAD
-    lines = [line for one in before for line in paragraph(one, style)]
-    lines += [style.paint(line, tone) for line in paragraph(verdict, style)]
-    blocks.append(lines)
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+_GROUPS = (
+    Column("GROUP", fold=True),
+    Column("PASSED"),
+    Column("FAILED"),
+    Column("NOT TRIED"),
+)
+_FAMILIES = (
+    Column("POOLS OF", lambda route: route.pool.kind.value),
+    Column("HIT POLICY", lambda route: route.pool.hit_policy.value),
+    Column(
+        "PATH",
+        lambda route: (
+            Cell(route.mode.value, Tone.GOOD) if route.backend else Cell("not stored")
+        ),
+    ),
+    Column("WHY", "reason", fold=True),
+)
 
 
-def as_data(report: CheckReport, who: str) -> dict[str, object]:
-    """Describe the report as data."""
-    record = report.record
+def report(found: CheckReport, who: str) -> Report:
+    """Report what holds; the text can be pasted as it is."""
+    about = dict(found.about) | {"backend": who}
+    skipped = collections.Counter(one.why for one in found.skipped)
+    unproven = [
+        (str(one.claim), one.claim.declared, "; ".join(one.reasons))
+        for one in found.unproven
+    ]
+    titled = {
+        Cell("FAILED", Tone.BAD): _grouped(found.failed),
+        Cell("NOT TRIED", Tone.STRONG): _pairs(
+            [(f"{count} x", why) for why, count in sorted(skipped.items())]
+        ),
+        Cell("DECLARED, NOT PROVEN", Tone.WARNING): _pairs(unproven),
+        Cell("WORDS AND FAULTS", Tone.STRONG): _pairs(_words(found)),
+    }
+    parts: list[list[Block]] = [
+        [Pairs(list(about.items()))],
+        [Table(_GROUPS, _groups(found))],
+    ]
+    parts += [[title, *lines] for title, lines in titled.items() if lines]
+    parts.append([Table(_FAMILIES, found.routes)] if found.routes else [])
+    *before, verdict = _verdict(found)
+    parts.append([*before, Cell(verdict, Tone.GOOD if found.ok else Tone.BAD)])
+    blocks = [block for part in parts if part for block in ("", *part)]
+    return Report("kvdock.check/1", _data(found, about), blocks[1:], found.ok)
+
+
+def _data(found: CheckReport, about: Mapping[str, str]) -> dict[str, object]:
     return {
-        "schema": SCHEMA,
-        "ok": report.ok,
-        "about": dict(report.about) | {"backend": who},
-        "only": report.only,
-        "counts": dict(_counts(report)),
+        "about": about,
+        "only": found.only,
+        "counts": dict(_counts(found)),
         "unproven": [
             {
                 "capability": str(one.claim),
                 "declared": one.claim.declared,
-                "reasons": list(one.reasons),
+                "reasons": one.reasons,
             }
-            for one in report.unproven
+            for one in found.unproven
         ],
         "words": [
             {
                 "word": str(one.claim),
                 "declared": one.claim.declared,
                 "proof": one.proof.value,
-                "reasons": list(one.reasons),
+                "reasons": one.reasons,
             }
-            for one in report.words
+            for one in found.words
         ],
         "routes": [
             {
@@ -83,13 +96,13 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
                 "path": route.mode.value if route.backend else "",
                 "reason": route.reason,
             }
-            for route in report.routes
+            for route in found.routes
         ],
-        "died": _death(report),
-        "broken": record.broken,
+        "died": _death(found),
+        "broken": found.record.broken,
         "tests": [
             {
-                "group": report.groups.get(one.name, ""),
+                "group": found.groups.get(one.name, ""),
                 "test": one.name,
                 "case": one.case,
                 "outcome": one.how,
@@ -97,70 +110,54 @@ def as_data(report: CheckReport, who: str) -> dict[str, object]:
                 "where": one.where,
                 "seconds": one.seconds,
             }
-            for one in record.ended
+            for one in found.record.ended
         ],
     }
 
 
-def _words(report: CheckReport, style: Style) -> list[str]:
+def _pairs(rows: Sequence[Row]) -> list[Block]:
+    return [Pairs(rows, indent=2)] if rows else []
+
+
+def _words(found: CheckReport) -> list[Row]:
     """Say of each word how it ended; those that end alike for one reason in a line."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for one in report.words:
+    for one in found.words:
         if not one.lacking:
             why = "; ".join(one.reasons)
             alike.setdefault((one.proof.value, why), []).append(str(one.claim))
-    rows = [
+    return [
         (proof, ", ".join(words) + (f": {why}" if why else ""))
         for (proof, why), words in sorted(alike.items())
     ]
-    if not rows:
-        return []
-    title = style.paint("WORDS AND FAULTS", Tone.STRONG)
-    return [title, *columns(rows, style, indent=2)]
 
 
-def _families(report: CheckReport, style: Style) -> list[str]:
-    """Say which pools of engines `kvdock route` would give to the backend."""
-    rows: list[Row] = []
-    for route in report.routes:
-        path = (
-            Cell(route.mode.value, Tone.GOOD) if route.backend else Cell("not stored")
-        )
-        family, policy = route.pool.kind.value, route.pool.hit_policy.value
-        rows.append((family, policy, path, route.reason))
-    headings = ("POOLS OF", "HIT POLICY", "PATH", "WHY")
-    return table(headings, rows, style, fold=["WHY"]) if rows else []
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
-
-
-def _counts(report: CheckReport) -> collections.Counter[str]:
+def _counts(found: CheckReport) -> collections.Counter[str]:
     counts = collections.Counter(passed=0, failed=0, skipped=0, xfailed=0)
-    counts.update(one.how for one in report.record.ended)
+    counts.update(one.how for one in found.record.ended)
     return counts
 
 
-def _table(report: CheckReport, style: Style) -> list[str]:
-    rows: list[Row] = []
-    for title in dict.fromkeys(report.groups.values()):
-        mine = [
-            one
-            for one in report.record.ended
-            if report.groups.get(one.name, one.suite) == title
-        ]
-        if mine:
-            hows = collections.Counter(one.how for one in mine)
-            failed = Cell(str(hows["failed"]), Tone.BAD if hows["failed"] else None)
-            rows.append((title, str(hows["passed"]), failed, str(hows["skipped"])))
-    headings = ("GROUP", "PASSED", "FAILED", "NOT TRIED")
-    return table(headings, rows, style, fold=["GROUP"])
+def _groups(found: CheckReport) -> list[Row]:
+    groups: dict[str, collections.Counter[str]] = {}
+    for one in found.record.ended:
+        title = found.groups.get(one.name, one.suite)
+        groups.setdefault(title, collections.Counter())[one.how] += 1
+    return [
+        (
+            title,
+            str(groups[title]["passed"]),
+            Cell(str(failed := groups[title]["failed"]), Tone.BAD if failed else None),
+            str(groups[title]["skipped"]),
+        )
+        for title in dict.fromkeys(found.groups.values())
+        if title in groups
+    ]
 
 
-def _grouped(failed: tuple[FinishedRun, ...]) -> list[str]:
+def _grouped(failed: Sequence[FinishedRun]) -> list[Block]:
     """Name each kind of failure once: what was said, where, and by which tests."""
-    lines = []
+    blocks: list[Block] = []
     alike: dict[tuple[str, ...], list[FinishedRun]] = {}
     for one in failed:
         said = (one.why.splitlines() or [one.raised])[0]
@@ -171,27 +168,21 @@ def _grouped(failed: tuple[FinishedRun, ...]) -> list[str]:
         first = ones[0]
         words = first.why.splitlines() or [first.raised]
         kind = "" if first.raised == "AssertionError" else f"{first.raised}: "
-        lines += [f"  {kind}{words[0]}", *(f"    {word}" for word in words[1:6])]
-        if first.where:
-            lines.append(f"    at {first.where}")
         cases: dict[str, list[str]] = {}
         for one in ones:
             cases.setdefault(one.name, []).append(one.case)
-        lines += [_cases(name, mine) for name, mine in cases.items()]
-    return lines
+        where = [f"at {first.where}"] if first.where else []
+        below = [*words[1:6], *where, *(_cases(*pair) for pair in cases.items())]
+        blocks.append(Text(kind + words[0], indent=2))
+        blocks += [Text(line, indent=4) for line in below]
+    return blocks
 
 
 def _cases(name: str, cases: list[str]) -> str:
     shown = list(dict.fromkeys(filter(None, cases)))
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     listed = f" for {', '.join(shown[:_SHOWN])}{more}" if shown else ""
-    return f"    in {name}{listed}"
-
-
-def _reasons(skipped: tuple[FinishedRun, ...], style: Style) -> list[str]:
-    counts = collections.Counter(one.why for one in skipped)
-    rows = [(f"{count} x", why) for why, count in sorted(counts.items())]
-    return columns(rows, style, indent=2)
+    return f"in {name}{listed}"
 
 
 def _death(report: CheckReport) -> str:

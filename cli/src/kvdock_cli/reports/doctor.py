@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from kvdock_cli.reports._style import PLAIN, Style, Tone, tone_of
-from kvdock_cli.reports._tables import columns, paragraph, plain
+from kvdock_cli.reports._report import Block, Pairs, Report, Text
+from kvdock_cli.reports._style import Tone, tone_of
+from kvdock_cli.reports._tables import Cell
+from kvdock_cli.reports.list import left_out
 
 if TYPE_CHECKING:
     from kvdock import Finding, PluginProblem
     from kvdock.plugin import Candidate
 
-SCHEMA = "kvdock.doctor/1"
 _STATE = 7  # columns of the longest state
 
 
@@ -72,7 +73,7 @@ class Diagnosis:
 def rows_of(findings: Iterable[Finding]) -> tuple[Row, ...]:
     """Turn findings into rows; an examination without any says so."""
     found = tuple(
-        Row(_state(one), one.what, one.hint if one.warning or not one.ok else "")
+        Row(_state(one), one.what, "" if _state(one) is State.OK else one.hint)
         for one in findings
     )
     return found or (Row(State.OK, "nothing to complain of"),)
@@ -81,85 +82,63 @@ def rows_of(findings: Iterable[Finding]) -> tuple[Row, ...]:
 def _state(finding: Finding) -> State:
     if not finding.ok:
         return State.PROBLEM
-    return State.WARNING if finding.warning else State.OK
+    worth = State.WARNING if finding.warning else State.OK
+    return State.SKIPPED if finding.skipped else worth
 
 
-def as_text(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
-    """Render the diagnosis, what is broken first."""
-    blocks = [_problem(problem, style) for problem in diagnosis.problems]
-    blocks += [_section(section, style) for section in diagnosis.sections]
+def report(diagnosis: Diagnosis) -> Report:
+    """Report the diagnosis, what is broken first."""
+    blocks: list[Block] = []
+    for problem in diagnosis.problems:
+        named = Cell(_titled(problem.group, problem.name) + ": ", Tone.STRONG)
+        rows = [
+            ("distribution", f"{problem.distribution} {problem.version}"),
+            ("entry point", problem.entry_point),
+            ("stage", problem.stage),
+            ("cause", problem.cause),
+            ("fix", problem.fix),
+        ]
+        blocks += [Text("broken", named), Pairs(rows, indent=2), ""]
+    for section in diagnosis.sections:
+        of = section.candidate
+        named = Cell(_titled(of.group, of.name), Tone.STRONG)
+        blocks.append(Text(f" ({of.distribution} {of.version})", named))
+        for row in section.rows:
+            state = Cell(f"{row.state:<{_STATE}}  ", tone_of(row.state))
+            blocks.append(Text(row.what, state, indent=2, hanging=len(state.text)))
+            blocks += [Text(row.hint, indent=_STATE + 4)] if row.hint else []
+        blocks.append("")
     if diagnosis.hidden:
-        hidden = (
-            f"Left out by KVDOCK_PLUGINS or KVDOCK_DENY: {', '.join(diagnosis.hidden)}"
-        )
-        blocks.append(paragraph(hidden, style, hanging=2))
-    blocks.append([_verdict(diagnosis, style)])
-    return "\n\n".join("\n".join(block) for block in blocks)
-
-
-def _verdict(diagnosis: Diagnosis, style: Style) -> str:
-    problems = len(diagnosis.problems) + diagnosis.count(State.PROBLEM)
-    warnings = diagnosis.count(State.WARNING)
-    tone = Tone.BAD if problems else Tone.WARNING if warnings else Tone.GOOD
-    found = [_counted(problems, "problem")]
-    if warnings:
-        found.append(_counted(warnings, "warning"))
-    return style.paint(f"{', '.join(found)} found", tone)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"no {what}" if not count else f"{count} {what}{'s' * (count > 1)}"
-
-
-def _problem(problem: PluginProblem, style: Style) -> list[str]:
-    what = problem.group.rpartition(".")[2].removesuffix("s")
-    name = style.paint(f"{what} {problem.name}", Tone.STRONG)
-    return [
-        f"{name}: {style.paint('broken', Tone.BAD)}",
-        *columns(
-            [
-                ("distribution", f"{problem.distribution} {problem.version}"),
-                ("entry point", problem.entry_point),
-                ("stage", problem.stage),
-                ("cause", problem.cause),
-                ("fix", problem.fix),
-            ],
-            style,
-            indent=2,
-        ),
-    ]
-
-
-def _section(section: Section, style: Style) -> list[str]:
-    one = section.candidate
-    what = one.group.rpartition(".")[2].removesuffix("s")
-    name = style.paint(f"{what} {one.name}", Tone.STRONG)
-    lines = [f"{name} ({one.distribution} {one.version})"]
-    for row in section.rows:
-        state = f"  {row.state:<{_STATE}}  "
-        first, *rest = paragraph(row.what, style, indent=len(state))
-        lines.append(style.paint(state, tone_of(row.state)) + first[len(state) :])
-        lines += rest
-        if row.hint:
-            lines += paragraph(row.hint, style, indent=len(state))
-    return lines
-
-
-def as_data(diagnosis: Diagnosis) -> dict[str, object]:
-    """Describe the diagnosis as data."""
-    return {
-        "schema": SCHEMA,
-        "ok": diagnosis.ok,
-        "problems": plain(diagnosis.problems),
+        blocks += [*left_out(diagnosis.hidden)[1:], ""]
+    data = {
+        "problems": diagnosis.problems,
         "sections": [
             {
                 "name": section.candidate.name,
                 "group": section.candidate.group,
                 "distribution": section.candidate.distribution,
                 "version": section.candidate.version,
-                "findings": plain(section.rows),
+                "findings": section.rows,
             }
             for section in diagnosis.sections
         ],
-        "hidden": list(diagnosis.hidden),
+        "hidden": diagnosis.hidden,
     }
+    blocks.append(_verdict(diagnosis))
+    return Report("kvdock.doctor/1", data, blocks, diagnosis.ok)
+
+
+def _titled(group: str, name: str) -> str:
+    return f"{group.rpartition('.')[2].removesuffix('s')} {name}"
+
+
+def _verdict(diagnosis: Diagnosis) -> Cell:
+    problems = len(diagnosis.problems) + diagnosis.count(State.PROBLEM)
+    warnings = diagnosis.count(State.WARNING)
+    tone = Tone.BAD if problems else Tone.WARNING if warnings else Tone.GOOD
+    more = f", {_counted(warnings, 'warning')}" if warnings else ""
+    return Cell(f"{_counted(problems, 'problem')}{more} found", tone)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"no {what}" if not count else f"{count} {what}{'s' * (count > 1)}"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kvdock import PoolKind
-from kvdock_cli.reports._style import PLAIN, Style, Tone, tone_of
-from kvdock_cli.reports._tables import Cell, paragraph, plain, table, words
+from kvdock_cli.reports._report import Block, Column, Report, Table
+from kvdock_cli.reports._style import Tone, tone_of
+from kvdock_cli.reports._tables import Cell, plain, words
 
 if TYPE_CHECKING:
     from kvdock import KindSupport, Manifest, PluginProblem
     from kvdock.plugin import Candidate, LoadedPlugin
-    from kvdock_cli.reports._tables import Row
 
-SCHEMA = "kvdock.list/1"
+_GRADES = ("split_heads", "draft", "multi_buffer")
 
 
 @attrs.frozen(kw_only=True)
@@ -32,106 +32,104 @@ class Listing:
     hidden: Sequence[str] = ()
 
 
-def as_text(listing: Listing, style: Style = PLAIN) -> str:
-    """Render the listing as tables."""
-    lines = [_nothing(listing)]
-    if listing.plugins:
-        lines = [*_overall(listing, style), "", *_kinds(listing, style)]
-    if listing.observers:
-        rows = [(one.name, one.version, one.distribution) for one in listing.observers]
-        headings = ("OBSERVER", "VERSION", "DISTRIBUTION")
-        lines += ["", *table(headings, rows, style, drop=["DISTRIBUTION"])]
-    lines += unusable(listing.problems, style)
-    if listing.hidden:
-        hidden = (
-            f"Left out by KVDOCK_PLUGINS or KVDOCK_DENY: {', '.join(listing.hidden)}"
-        )
-        lines += ["", *paragraph(hidden, style, hanging=2)]
-    return "\n".join(lines)
+def _declared(heading: str, field: str) -> Column:
+    def show(plugin: LoadedPlugin) -> Cell:
+        word = plain(getattr(plugin.manifest, field))
+        return Cell(word, tone_of(word))
 
-
-def unusable(problems: Sequence[PluginProblem], style: Style = PLAIN) -> list[str]:
-    """Return a block that names the plugins that cannot be used, if any."""
-    if not problems:
-        return []
-    rows = [
-        (
-            Cell(one.name, Tone.BAD),
-            f"{one.distribution} {one.version}",
-            one.stage,
-            one.cause,
-        )
-        for one in problems
-    ]
-    headings = ("BROKEN", "DISTRIBUTION", "STAGE", "CAUSE")
-    return [
-        "",
-        "Not usable, see `kvdock doctor`:",
-        *table(headings, rows, style, fold=["CAUSE"], indent=2),
-    ]
-
-
-def _nothing(listing: Listing) -> str:
-    if listing.problems or listing.hidden:
-        return "No backend can be used."
-    return "No backend is installed. Try: pip install kvdock-file"
-
-
-def _overall(listing: Listing, style: Style) -> list[str]:
-    rows: list[Row] = [
-        (
-            Cell(plugin.manifest.name, Tone.STRONG),
-            plugin.candidate.version,
-            plugin.candidate.distribution,
-            _grade(plugin.manifest.zero_copy.value),
-            plugin.manifest.durability.value,
-            plugin.manifest.sharing.value,
-            _grade(plugin.manifest.peers.value),
-            _what(plugin),
-        )
-        for plugin in listing.plugins
-    ]
-    return table(
-        (
-            "BACKEND", "VERSION", "DISTRIBUTION", "ZERO COPY", "DURABLE", "SHARED",
-            "PEERS", "WHAT",
-        ),
-        rows,
-        style,
-        fold=["WHAT"],
-        drop=["DISTRIBUTION", "VERSION"],
-    )  # fmt: skip
+    return Column(heading, show)
 
 
 def _what(plugin: LoadedPlugin) -> str:
-    own = f"{plugin.instance_of} under another name: " if plugin.instance_of else ""
-    return own + plugin.manifest.summary
+    of = f"{plugin.instance_of} under another name: " if plugin.instance_of else ""
+    return of + plugin.manifest.summary
 
 
-def _grade(word: str) -> Cell:
-    return Cell(word, tone_of(word))
+_BACKENDS = (
+    Column("BACKEND", lambda plugin: Cell(plugin.manifest.name, Tone.STRONG)),
+    Column("VERSION", lambda plugin: plugin.candidate.version, drop=2),
+    Column("DISTRIBUTION", lambda plugin: plugin.candidate.distribution, drop=1),
+    _declared("ZERO COPY", "zero_copy"),
+    _declared("DURABLE", "durability"),
+    _declared("SHARED", "sharing"),
+    _declared("PEERS", "peers"),
+    Column("WHAT", _what, fold=True),
+)
+_OBSERVERS = (
+    Column("OBSERVER", "name"),
+    Column("VERSION", "version"),
+    Column("DISTRIBUTION", "distribution", drop=1),
+)
+_KINDS = (
+    Column("BACKEND"),
+    *(Column(words(grade).upper()) for grade in _GRADES),
+    Column("KINDS", fold=True),
+)
+_PROBLEMS = (
+    Column("BROKEN", lambda problem: Cell(problem.name, Tone.BAD)),
+    Column("DISTRIBUTION", lambda problem: f"{problem.distribution} {problem.version}"),
+    Column("STAGE", "stage"),
+    Column("CAUSE", "cause", fold=True),
+)
 
 
-def _kinds(listing: Listing, style: Style) -> list[str]:
-    rows: list[Row] = []
+def report(listing: Listing) -> Report:
+    """Report what is installed, as tables."""
+    blocks: list[Block] = ["No backend is installed. Try: pip install kvdock-file"]
+    if listing.plugins:
+        blocks = [Table(_BACKENDS, listing.plugins), "", Table(_KINDS, _kinds(listing))]
+    elif listing.problems or listing.hidden:
+        blocks = ["No backend can be used."]
+    if listing.observers:
+        blocks += ["", Table(_OBSERVERS, listing.observers)]
+    observers = [
+        {
+            "name": one.name,
+            "version": one.version,
+            "distribution": one.distribution,
+            "entry_point": one.value,
+        }
+        for one in listing.observers
+    ]
+    data = {
+        "backends": [plugin_data(plugin) for plugin in listing.plugins],
+        "observers": observers,
+        "problems": listing.problems,
+        "hidden": listing.hidden,
+    }
+    blocks += [*unusable(listing.problems), *left_out(listing.hidden)]
+    return Report("kvdock.list/1", data, blocks, ok=not listing.problems)
+
+
+def unusable(problems: Sequence[PluginProblem]) -> list[Block]:
+    """Return blocks that name the plugins that cannot be used, if any."""
+    head = ["", "Not usable, see `kvdock doctor`:"]
+    return [*head, Table(_PROBLEMS, problems, indent=2)] if problems else []
+
+
+def left_out(hidden: Sequence[str]) -> list[Block]:
+    """Return blocks that name the plugins that are not allowed, if any."""
+    text = f"Left out by KVDOCK_PLUGINS or KVDOCK_DENY: {', '.join(hidden)}"
+    return ["", text] if hidden else []
+
+
+def _kinds(listing: Listing) -> list[tuple[str | Cell, ...]]:
+    rows: list[tuple[str | Cell, ...]] = []
     # What an instance takes is what its plugin takes.
     for plugin in (one for one in listing.plugins if not one.instance_of):
-        name = plugin.manifest.name
-        grades: dict[tuple[str, ...], list[str]] = {}
-        for kind, one in by_kind(plugin.manifest):
-            key = (one.split_heads.value, one.draft.value, one.multi_buffer.value)
-            grades.setdefault(key, []).append(kind)
-        for grade, kinds in grades.items():
-            shown = [_grade(word) for word in grade]
-            rows.append((Cell(name, Tone.STRONG), *shown, " ".join(kinds)))
-            name = ""
+        name: str | Cell = Cell(plugin.manifest.name, Tone.STRONG)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for kind, support in by_kind(plugin.manifest):
+            grades = tuple(plain(getattr(support, grade)) for grade in _GRADES)
+            groups.setdefault(grades, []).append(kind)
         missing = [kind.value for kind in PoolKind if kind not in plugin.manifest.kinds]
         if missing:
-            none = [_grade("-")] * 3
-            lacks = f"none of {' '.join(missing)}"
-            rows.append((Cell(name, Tone.STRONG), *none, lacks))
-    headings = ("BACKEND", "SPLIT HEADS", "DRAFT", "MULTI BUFFER", "KINDS")
-    return table(headings, rows, style, fold=["KINDS"])
+            groups["-", "-", "-"] = ["none of", *missing]
+        for grades, kinds in groups.items():
+            shown = (Cell(grade, tone_of(grade)) for grade in grades)
+            rows.append((name, *shown, " ".join(kinds)))
+            name = ""
+    return rows
 
 
 def as_markdown(listing: Listing) -> str:
@@ -173,27 +171,7 @@ def by_kind(manifest: Manifest) -> list[tuple[str, KindSupport]]:
     ]
 
 
-def as_data(listing: Listing) -> dict[str, object]:
-    """Describe the listing as data."""
-    return {
-        "schema": SCHEMA,
-        "ok": not listing.problems,
-        "backends": [plugin_data(plugin) for plugin in listing.plugins],
-        "observers": [
-            {
-                "name": one.name,
-                "version": one.version,
-                "distribution": one.distribution,
-                "entry_point": one.value,
-            }
-            for one in listing.observers
-        ],
-        "problems": plain(listing.problems),
-        "hidden": list(listing.hidden),
-    }
-
-
-def plugin_data(plugin: LoadedPlugin) -> dict[str, object]:
+def plugin_data(plugin: LoadedPlugin) -> dict[str, Any]:
     """Describe one plugin, its manifest without the settings."""
     manifest: dict[str, object] = plain(plugin.manifest)
     return {

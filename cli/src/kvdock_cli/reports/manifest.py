@@ -1,4 +1,4 @@
-"""The output of `kvdock show NAME`: a whole manifest and its settings."""
+"""The output of `kvdock list NAME`: a whole manifest and its settings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ import attrs
 
 from kvdock import PoolKind
 from kvdock.units import format_bytes
-from kvdock_cli.reports._style import PLAIN, Style, Tone, tone_of
-from kvdock_cli.reports._tables import (
-    Cell,
-    columns,
-    paragraph,
-    plain,
-    table,
-    words,
-)
+from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table, Text
+from kvdock_cli.reports._style import Tone, tone_of
+from kvdock_cli.reports._tables import Cell, plain, words
 from kvdock_cli.reports.list import by_kind, plugin_data
 
 if TYPE_CHECKING:
@@ -24,13 +18,13 @@ if TYPE_CHECKING:
 
     from kvdock.plugin import LoadedPlugin
 
-SCHEMA = "kvdock.show/1"
 _APART = ("name", "api", "summary", "kinds", "settings")
 
 
-def as_text(plugin: LoadedPlugin, style: Style = PLAIN) -> str:
-    """Render everything that a backend declares."""
+def report(plugin: LoadedPlugin) -> Report:
+    """Report everything that a backend declares."""
     manifest, candidate = plugin.manifest, plugin.candidate
+    settings = settings_data(manifest.settings)
     about = [
         ("distribution", f"{candidate.distribution} {candidate.version}"),
         ("entry point", candidate.value),
@@ -38,51 +32,44 @@ def as_text(plugin: LoadedPlugin, style: Style = PLAIN) -> str:
         ("api", str(manifest.api)),
         ("hooks", " ".join(sorted(plugin.implemented))),
     ]
-    overall = [
-        (words(field.name), _valued(field.name, getattr(manifest, field.name)))
-        for field in attrs.fields(type(manifest))
-        if field.name not in _APART
+    blocks: list[Block] = [
+        Text(f": {manifest.summary}", Cell(manifest.name, Tone.STRONG)),
+        "",
+        Pairs(about, indent=2),
+        "",
+        Cell("declares", Tone.STRONG),
+        Pairs(_fields(manifest), indent=2),
+        *_kinds(plugin),
+        "",
+        Cell("settings", Tone.STRONG),
+        Table(_SETTINGS, settings, indent=2) if settings else "  none",
     ]
-    name = style.paint(manifest.name, Tone.STRONG)
-    parts = [
-        paragraph(f"{name}: {manifest.summary}", style, hanging=2),
-        columns(about, style, indent=2),
-        [style.paint("declares", Tone.STRONG), *columns(overall, style, indent=2)],
-        *_kinds(plugin, style),
-        [style.paint("settings", Tone.STRONG), *_settings(plugin, style)],
-    ]
-    return "\n\n".join("\n".join(part) for part in parts)
+    data = {"backend": plugin_data(plugin) | {"settings": settings}}
+    return Report("kvdock.show/1", data, blocks)
 
 
-def _kinds(plugin: LoadedPlugin, style: Style) -> list[list[str]]:
+def _fields(record: Any) -> list[tuple[str, Cell]]:  # noqa: ANN401 - a record of the manifest
+    """Return the fields of a record and their values in words."""
+    names = (field.name for field in attrs.fields(type(record)))
+    spelt = {name: _spelt(name, getattr(record, name)) for name in names}
+    return [
+        (words(name), Cell(text, tone_of(text)))
+        for name, text in spelt.items()
+        if name not in _APART
+    ]
+
+
+def _kinds(plugin: LoadedPlugin) -> list[Block]:
     """Return a block for each group of kinds that share a declaration."""
-    groups: list[tuple[dict[str, str], list[str]]] = []
+    groups: dict[tuple[tuple[str, Cell], ...], list[str]] = {}
     for kind, support in by_kind(plugin.manifest):
-        said = {
-            words(field.name): _spelt(field.name, getattr(support, field.name))
-            for field in attrs.fields(type(support))
-        }
-        for known, kinds in groups:
-            if known == said:
-                kinds.append(kind)
-                break
-        else:
-            groups.append((said, [kind]))
-    blocks = []
-    for said, kinds in groups:
-        first, *rest = paragraph(f"kinds {' '.join(kinds)}", style, hanging=6)
-        rows = [(name, Cell(value, tone_of(value))) for name, value in said.items()]
-        title = style.paint("kinds", Tone.STRONG) + first.removeprefix("kinds")
-        blocks.append([title, *rest, *columns(rows, style, indent=2)])
+        groups.setdefault(tuple(_fields(support)), []).append(kind)
+    blocks: list[Block] = []
+    for rows, kinds in groups.items():
+        title = Text(f" {' '.join(kinds)}", Cell("kinds", Tone.STRONG), hanging=6)
+        blocks += ["", title, Pairs(rows, indent=2)]
     missing = [kind.value for kind in PoolKind if kind not in plugin.manifest.kinds]
-    if missing:
-        blocks.append(paragraph(f"takes no {' '.join(missing)}", style, hanging=2))
-    return blocks
-
-
-def _valued(name: str, value: object) -> Cell:
-    text = _spelt(name, value)
-    return Cell(text, tone_of(text))
+    return [*blocks, *(["", Text(f"takes no {' '.join(missing)}")] if missing else ())]
 
 
 def _spelt(name: str, value: object) -> str:
@@ -92,17 +79,13 @@ def _spelt(name: str, value: object) -> str:
         return format_bytes(value)
     if isinstance(value, float):
         return f"{value:g} s"
-    found = plain(value)
-    if isinstance(found, list):
-        return " ".join(map(str, found)) or "none"
-    return str(found)
+    data = plain(value)
+    return (" ".join(map(str, data)) or "none") if isinstance(data, list) else str(data)
 
 
 def settings_data(cls: type | None) -> list[dict[str, object]]:
     """Describe the settings of a class, in its order."""
-    if cls is None:
-        return []
-    return [_setting(field) for field in attrs.fields(cls)]
+    return [] if cls is None else [_setting(field) for field in attrs.fields(cls)]
 
 
 def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of any type
@@ -125,16 +108,6 @@ def _name(of: object) -> str:
     return of.__name__ if isinstance(of, type) else str(of)
 
 
-def _settings(plugin: LoadedPlugin, style: Style) -> list[str]:
-    rows = []
-    for one in settings_data(plugin.manifest.settings):
-        kind = "size" if one["unit"] == "bytes" else str(one["type"])
-        rows.append((str(one["name"]), kind, _default(one), str(one["help"])))
-    headings = ("NAME", "TYPE", "DEFAULT", "WHAT")
-    fold = ["DEFAULT", "WHAT"]
-    return table(headings, rows, style, fold=fold, indent=2) or ["  none"]
-
-
 def _default(setting: Mapping[str, object]) -> str:
     default = setting["default"]
     if setting["required"]:
@@ -146,11 +119,12 @@ def _default(setting: Mapping[str, object]) -> str:
     return "-" if default in (None, "") else str(default)
 
 
-def as_data(plugin: LoadedPlugin) -> dict[str, object]:
-    """Describe the backend as data."""
-    return {
-        "schema": SCHEMA,
-        "ok": True,
-        "backend": plugin_data(plugin)
-        | {"settings": settings_data(plugin.manifest.settings)},
-    }
+_SETTINGS = (
+    Column("NAME", lambda setting: setting["name"]),
+    Column(
+        "TYPE",
+        lambda setting: "size" if setting["unit"] == "bytes" else setting["type"],
+    ),
+    Column("DEFAULT", _default, fold=True),
+    Column("WHAT", lambda setting: setting["help"], fold=True),
+)

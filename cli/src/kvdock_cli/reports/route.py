@@ -2,79 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvdock.pools import stored_objects
 from kvdock.units import format_bytes
-from kvdock_cli.reports._style import PLAIN, Style, Tone
-from kvdock_cli.reports._tables import Cell, paragraph, plain, table
+from kvdock_cli.reports._report import Block, Column, Report, Table, Text
+from kvdock_cli.reports._style import Tone
+from kvdock_cli.reports._tables import Cell, plain
 
 if TYPE_CHECKING:
     from kvdock import Plan, Route, RouteOption, Shard
     from kvdock_cli.reports._tables import Row
+    from kvdock_cli.reports.memory import Memory
 
-SCHEMA = "kvdock.route/1"
+_COLUMNS = (
+    Column("POOL"),
+    Column("KIND", fold=True, drop=1),
+    Column("NEED", drop=2),
+    Column("PAGE"),
+    Column("BACKEND", fold=True),
+    Column("WHY", fold=True),
+)
 
 
-def as_text(plan: Plan, style: Style = PLAIN, *, every: bool = True) -> str:
-    """Render a plan as a table: a row for each pool and each other backend.
+def report(
+    plan: Plan,
+    *,
+    every: bool = True,
+    limits: Sequence[object] = (),
+    memory: Memory | None = None,
+) -> Report:
+    """Report a plan: a row for each pool, and below it those for other backends.
 
-    With `every`, backends that are not chosen have rows also where a pool is stored.
+    Args:
+        plan: The plan.
+        every: Whether backends that are not chosen have rows also where a pool is
+            stored.
+        limits: What is not shared with other TP sizes.
+        memory: The host's memory, where that was asked for.
     """
-    left = 0
     rows: list[Row] = []
+    left = False
     for route in plan.routes:
-        pool = route.pool
-        chosen = Cell(", ".join(one.backend for one in route.placements), Tone.GOOD)
-        why: str | Cell = route.reason
-        if not route.backend:
-            chosen = Cell("-", Tone.FAINT if route.absent else Tone.BAD)
-            why = Cell(route.reason, Tone.FAINT if route.absent else Tone.BAD)
-            if route.options:
-                why = Cell("not stored", Tone.BAD)
-        rows.append(
-            (
-                Cell(pool.name, Tone.STRONG),
-                f"{pool.kind}{' draft' if pool.draft else ''}",
-                _need(route),
-                format_bytes(pool.page_bytes(plan.shard)),
-                chosen,
-                why,
-            )
-        )
-        others = [one for one in route.options if one not in route.placements]
+        rows.append(_row(route, plan.shard))
         if route.backend and not every:
-            left += len(others)
-            continue
-        rows += [
-            (
-                *("", "", "", ""),
-                Cell(option.backend, Tone.FAINT),
-                Cell(option.not_chosen, Tone.FAINT),
-            )
-            for option in others
-        ]
-    headings = ("POOL", "KIND", "NEED", "PAGE", "BACKEND", "WHY")
-    lines = table(headings, rows, style, fold=["WHY", "KIND"], drop=["KIND", "NEED"])
+            left = left or len(route.options) > len(route.placements)
+        else:
+            rows += _others(route)
+    blocks: list[Block] = [Table(_COLUMNS, rows)]
     if left:
-        lines += paragraph("--all says why the other backends are not chosen.", style)
-    return "\n".join(lines)
+        blocks.append("--all says why the other backends are not chosen.")
+    blocks += [Text(str(one)) for one in (*limits, *([memory] if memory else ()))]
+    data = {
+        "shard": plan.shard,
+        "routes": [_route(route, plan.shard) for route in plan.routes],
+        "not_shared": limits,
+        **({"memory": memory.as_data()} if memory else {}),
+    }
+    ok = not any(route.pool.required for route in plan.refused)
+    fits = memory is None or memory.fits
+    return Report("kvdock.route/1", data, blocks, ok and fits)
+
+
+def _row(route: Route, shard: Shard) -> Row:
+    pool, bad = route.pool, Tone.FAINT if route.absent else Tone.BAD
+    chosen = Cell(", ".join(one.backend for one in route.placements), Tone.GOOD)
+    not_stored = "not stored" if route.options else route.reason
+    return (
+        Cell(pool.name, Tone.STRONG),
+        f"{pool.kind}{' draft' if pool.draft else ''}",
+        _need(route),
+        format_bytes(pool.page_bytes(shard)),
+        chosen if route.backend else Cell("-", bad),
+        route.reason if route.backend else Cell(not_stored, bad),
+    )
+
+
+def _others(route: Route) -> list[Row]:
+    """Return a row for each reason for which other backends are not chosen."""
+    reasons: dict[str, list[str]] = {}
+    for option in route.options:
+        if option not in route.placements:
+            reasons.setdefault(option.not_chosen, []).append(option.backend)
+    return [
+        (*[""] * 4, Cell(", ".join(names), Tone.FAINT), Cell(reason, Tone.FAINT))
+        for reason, names in reasons.items()
+    ]
 
 
 def _need(route: Route) -> str:
     if route.pool.anchor:
         return "anchor"
     return "required" if route.pool.required else "optional"
-
-
-def as_data(plan: Plan) -> dict[str, object]:
-    """Describe a plan with every backend's answer."""
-    return {
-        "schema": SCHEMA,
-        "ok": not any(route.pool.required for route in plan.refused),
-        "shard": plain(plan.shard),
-        "routes": [_route(route, plan.shard) for route in plan.routes],
-    }
 
 
 def _route(route: Route, shard: Shard) -> dict[str, object]:

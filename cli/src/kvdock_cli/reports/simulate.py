@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from xml.sax.saxutils import escape
 
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._style import PLAIN, Style, Tone
-from kvdock_cli.reports._tables import Cell, paragraph, plain, table
-from kvdock_cli.reports._tables import Row as Cells
+from kvdock_cli.reports._bars import Bar, picture
+from kvdock_cli.reports._report import Block, Column, Report, Table
+from kvdock_cli.reports._style import Tone
+from kvdock_cli.reports._tables import Cell, plain
 
-SCHEMA = "kvdock.simulate/1"
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
 """Parts of the blocks that are not worth larger tiers: loaded at all, and loaded from a
 host's own tiers instead of the last one."""
 _COLOURS = ("#1b6ca8", "#3fa7a0", "#a8c256", "#d9a441", "#8a6fb0")
 _COMPUTED = "#d0d0d0"
-_LEFT, _BAR, _RIGHT, _STEP = 230, 420, 310, 30
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +42,7 @@ class Row:
     computed_s: float
 
     @property
-    def own(self) -> float:
+    def nearer(self) -> float:
         """Share of the blocks that come from a host's own tiers."""
         return sum(tier.share for tier in list(self.tiers.values())[:-1])
 
@@ -74,42 +72,46 @@ class Simulation:
         found = {}
         for one in reversed(self.rows):
             same = [other for other in self.rows if other.hosts == one.hosts]
-            hits, own = max(row.hits for row in same), max(row.own for row in same)
-            pays = one.hits >= hits - _LITTLE and one.own >= own - _LITTLE_NEARER
+            hits = max(row.hits for row in same)
+            nearer = max(row.nearer for row in same)
+            pays = one.hits >= hits - _LITTLE and one.nearer >= nearer - _LITTLE_NEARER
             if pays or one.hosts not in found:
                 found[one.hosts] = one
         return list(found.values())[::-1]
 
 
-def as_text(found: Simulation, style: Style = PLAIN) -> str:
-    """Render a table, and which size pays."""
-    lines = paragraph(
-        f"{found.trace}: {found.requests} requests of {found.blocks} blocks, "
-        f"{format_bytes(found.unique_bytes)} different ones.",
-        style,
+def report(found: Simulation) -> Report:
+    """Report a row for each size, and which size pays; a rate is None without times."""
+    tiers = [name.upper() for name in found.rows[0].tiers]
+    columns = (
+        Column("HOSTS", "hosts"),
+        Column("SIZES", lambda row: Cell(row.sizes, Tone.STRONG)),
+        Column("HITS", lambda row: f"{row.hits:.1%}"),
+        *(_share(place, name) for place, name in enumerate(tiers)),
+        Column(f"{tiers[-1]} READ", lambda row: _carried(row)[0]),
+        Column(f"{tiers[-1]} WRITTEN", lambda row: _carried(row)[1]),
+        Column("SAVED", lambda row: f"{row.saved_s / 3600:.1f} h"),
     )
-    tiers = [one.upper() for one in found.rows[0].tiers]
-    carried = (f"{tiers[-1]} READ", f"{tiers[-1]} WRITTEN")
-    heads = ("HOSTS", "SIZES", "HITS", *tiers, *carried, "SAVED")
-    rows: list[Cells] = [
-        (
-            str(one.hosts),
-            Cell(one.sizes, Tone.STRONG),
-            f"{one.hits:.1%}",
-            *(f"{each.share:.1%}" for each in one.tiers.values()),
-            *_carried(one),
-            f"{one.saved_s / 3600:.1f} h",
-        )
-        for one in found.rows
+    paying = found.paying()
+    about = (
+        f"{found.trace}: {found.requests} requests of {found.blocks} blocks, "
+        f"{format_bytes(found.unique_bytes)} different ones."
+    )
+    meaning = [
+        f"{row.where}: beyond it, which loads {row.hits:.1%} of the blocks and "
+        f"{row.nearer:.1%} from a host's own tiers, no size gains much."
+        for row in paying
     ]
-    lines += ["", *table(heads, rows, style, drop=tiers[:-1]), ""]
-    for one in found.paying():
-        lines += paragraph(
-            f"{one.where}: beyond it, which loads {one.hits:.1%} of the blocks and "
-            f"{one.own:.1%} from a host's own tiers, no size gains much.",
-            style,
-        )
-    return "\n".join(lines)
+    pays = [{"hosts": row.hosts, "sizes": row.sizes} for row in paying]
+    blocks: list[Block] = [about, "", Table(columns, found.rows), "", *meaning]
+    return Report("kvdock.simulate/1", {**plain(found), "pays": pays}, blocks)
+
+
+def _share(place: int, tier: str) -> Column:
+    def show(row: Row) -> str:
+        return f"{list(row.tiers.values())[place].share:.1%}"
+
+    return Column(tier, show, drop=place + 1)
 
 
 def _carried(one: Row) -> tuple[str, str]:
@@ -121,42 +123,16 @@ def _carried(one: Row) -> tuple[str, str]:
     return f"{format_bytes(rates[0])}/s", f"{format_bytes(rates[1])}/s"
 
 
-def as_data(found: Simulation) -> dict[str, object]:
-    """Describe a simulation as data; rates are None where no time is known."""
-    pays = [{"hosts": one.hosts, "sizes": one.sizes} for one in found.paying()]
-    return {"schema": SCHEMA, "ok": True, **plain(found), "pays": pays}
-
-
-def picture(found: Simulation) -> str:
+def drawn(found: Simulation) -> str:
     """Draw a bar for each row: what each tier loads, and what is computed."""
-    names = [*found.rows[0].tiers, "computed"]
-    colours = [_COLOURS[at % len(_COLOURS)] for at in range(len(names) - 1)]
-    size = f"{_LEFT + _BAR + _RIGHT} {(len(found.rows) + 2) * _STEP + 20}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}">',
-        "<style>text { font: 13px sans-serif }</style>",
-        '<rect width="100%" height="100%" fill="white"/>',
-        _text(10, 22, f"{found.trace}: blocks by where they come from"),
-    ]
-    for at, (name, colour) in enumerate(zip(names, [*colours, _COMPUTED], strict=True)):
-        parts.append(_box(_LEFT + at * 90, 32, 12, 12, colour))
-        parts.append(_text(_LEFT + at * 90 + 17, 43, name))
-    for number, one in enumerate(found.rows, 2):
-        y, begin = number * _STEP, float(_LEFT)
-        read, written = _carried(one)
-        said = f"{names[-2]} read {read}, written {written}"
-        parts += [_text(10, y + 16, one.where), _text(_LEFT + _BAR + 10, y + 16, said)]
-        shares = [*(tier.share for tier in one.tiers.values()), 1 - one.hits]
-        for share, colour in zip(shares, [*colours, _COMPUTED], strict=True):
-            parts.append(_box(begin, y, share * _BAR, 22, colour))
-            begin += share * _BAR
-    return "\n".join([*parts, "</svg>", ""])
-
-
-def _box(x: float, y: int, width: float, height: int, colour: str) -> str:
-    place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}"'
-    return f'<rect {place} fill="{colour}"/>'
-
-
-def _text(x: int, y: int, text: str) -> str:
-    return f'<text x="{x}" y="{y}">{escape(text)}</text>'
+    names = [*found.rows[0].tiers]
+    colours = [_COLOURS[place % len(_COLOURS)] for place in range(len(names))]
+    legend = {**dict(zip(names, colours, strict=True)), "computed": _COMPUTED}
+    bars = []
+    for row in found.rows:
+        read, written = _carried(row)
+        shares = [*(tier.share for tier in row.tiers.values()), 1 - row.hits]
+        parts = list(zip(legend.values(), shares, strict=True))
+        note = f"{names[-1]} read {read}, written {written}"
+        bars.append(Bar(row.where, parts, note))
+    return picture(f"{found.trace}: blocks by where they come from", legend, bars)

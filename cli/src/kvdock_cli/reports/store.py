@@ -2,186 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.namespace import flatten_record, namespace_digest
 from kvdock.units import format_bytes
-from kvdock_cli.reports._style import PLAIN, Style, Tone
-from kvdock_cli.reports._tables import Cell, columns, paragraph, plain, table
+from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table
+from kvdock_cli.reports._style import Tone
+from kvdock_cli.reports._tables import Cell
 
 if TYPE_CHECKING:
     from kvdock.capacity import TenantUse
-    from kvdock.stores import NamespaceSurvey, Verified
+    from kvdock.namespace import Difference
+    from kvdock.stores import NamespaceSurvey, PoolSurvey, Verified
 
-_SHORT = 12  # digits that distinguish namespaces for people
+SHORT = 12
+"""Digits that distinguish namespaces for people."""
+
 _FEW = 20  # bad pages that are shown one by one
-
-
-def data(what: str, *, ok: bool = True, **found: object) -> dict[str, object]:
-    """Describe what `kvdock store WHAT` found as data; False where it is a problem."""
-    return {"schema": f"kvdock.store-{what}/1", "ok": ok, **plain(found)}
-
-
-def listing_text(
-    surveys: Sequence[NamespaceSurvey],
-    style: Style = PLAIN,
-    outcomes: Sequence[str | Cell] = (),
-    *,
-    retained: bool = False,
-) -> str:
-    """Render one line for each namespace, with what became of it if that is given.
-
-    With `retained`, it shows what is promised and what expires.
-    """
-    if not surveys:
-        return "no page is promised or expires" if retained else "the store is empty"
-    rows = [
-        (
-            one.namespace[:_SHORT],
-            _model(one),
-            one.revision or "-",
-            str(one.pages),
-            format_bytes(one.file_bytes),
-            _day(one.used_ns),
-            *(
-                (format_bytes(one.promised_bytes), str(one.expiring))
-                if retained
-                else ()
-            ),
-            *outcomes[at : at + 1],
-        )
-        for at, one in enumerate(surveys)
-    ]
-    headings = ["NAMESPACE", "MODEL", "REVISION", "PAGES", "SIZE", "LAST USED"]
-    headings += ["PROMISED", "EXPIRING"] if retained else []
-    headings += ["OUTCOME"] if outcomes else []
-    drop = ["REVISION", "LAST USED"]
-    fold = ["MODEL", "REVISION", "LAST USED", "OUTCOME"]
-    return "\n".join(table(headings, rows, style, fold=fold, drop=drop))
-
-
-def survey_text(one: NamespaceSurvey, style: Style = PLAIN) -> str:
-    """Render what a store holds of one namespace, pool by pool."""
-    head = columns(
-        [
-            ("namespace", _whole(one.namespace, style)),
-            ("model", _model(one)),
-            ("revision", one.revision or "-"),
-            ("last used", _day(one.used_ns)),
-        ],
-        style,
-    )
-    rows = [
-        (
-            pool.pool,
-            format_bytes(pool.object_bytes),
-            str(pool.pages),
-            format_bytes(pool.stored_bytes),
-            format_bytes(pool.file_bytes),
-            str(pool.segments),
-            Cell(str(pool.corrupt_records), Tone.BAD if pool.corrupt_records else None),
-        )
-        for pool in one.pools
-    ]
-    headings = ("POOL", "OBJECT", "PAGES", "STORED", "ON DISK", "SEGMENTS", "WRONG")
-    found = table(headings, rows, style, drop=["SEGMENTS", "OBJECT"])
-    return "\n".join([*head, "", *(found or ["no pages"])])
-
-
-def _whole(namespace: str, style: Style) -> str:
-    """Return the digest, or its first digits where a line does not hold it."""
-    fits = not style.width or len("namespace  " + namespace) <= style.width
-    return namespace if fits else f"{namespace[:_SHORT]}... (--json has all of it)"
-
-
-def tenants_text(found: Mapping[str, TenantUse], style: Style = PLAIN) -> str:
-    """Render what each tenant takes in a store."""
-    rows = [
-        (
-            Cell(name, Tone.STRONG),
-            Cell(
-                format_bytes(one.used_bytes),
-                Tone.WARNING if 0 < one.quota_bytes < one.used_bytes else None,
-            ),
-            format_bytes(one.quota_bytes) if one.quota_bytes else "-",
-            format_bytes(one.promised_bytes),
-        )
-        for name, one in found.items()
-    ]
-    return "\n".join(table(("TENANT", "TAKES", "QUOTA", "PROMISED"), rows, style))
-
-
-def checked_text(found: Sequence[Verified], style: Style = PLAIN) -> str:
-    """Render what verifying found; what is wrong by its place on disk."""
-    lines: list[str] = []
-    for one in found:
-        verdict = f"{one.good} pages are right"
-        if one.bad:
-            verdict += f", {len(one.bad)} are not"
-        if one.corrupt_records:
-            verdict += f", {one.corrupt_records} are lost (records not whole)"
-        if one.unreadable_segments:
-            verdict += f", unreadable segments: {len(one.unreadable_segments)}"
-        if one.damaged_files:
-            verdict += f", damaged files: {len(one.damaged_files)}"
-        if one.failed_slots:
-            verdict += f", places that could not be written: {one.failed_slots}"
-        cell = Cell(verdict, Tone.GOOD if one.ok else Tone.BAD)
-        lines += columns([(one.namespace[:_SHORT], cell)], style)
-        lines += _few(f"{spot.where}, {format_bytes(spot.nbytes)}" for spot in one.bad)
-        lines += _few(map(str, one.unreadable_segments))
-        lines += _few(map(str, one.damaged_files))
-    for line in _ways_out(found):
-        lines += paragraph(line, style)
-    return "\n".join(lines) or "the store is empty"
-
-
-def _few(lines: Iterable[str]) -> list[str]:
-    every = [f"  {line}" for line in lines]
-    more = [f"  and {len(every) - _FEW} more"] if len(every) > _FEW else []
-    return every[:_FEW] + more
-
-
-def _ways_out(found: Sequence[Verified]) -> list[str]:
-    """Say what to do about what is wrong."""
-    lines = []
-    forgotten = sum(one.forgotten for one in found)
-    if forgotten:
-        lines.append(f"{forgotten} records are forgotten: the next write heals them.")
-    elif any(one.bad or one.corrupt_records for one in found):
-        lines.append(
-            "Reads of these are misses; verify --heal forgets them, so that the "
-            "next write stores them again."
-        )
-    if any(one.unreadable_segments for one in found):
-        lines.append(
-            "Pages of segments that cannot be read are lost; kvdock store gc "
-            "frees their space."
-        )
-    if any(one.failed_slots for one in found):
-        lines.append(
-            "Places that could not be written are set aside and tried again later; "
-            "many of them mean that a disk is failing."
-        )
-    if any(one.damaged_files for one in found):
-        lines.append(
-            "kvdock store gc deletes damaged files; the next engine that attaches "
-            "writes a new record."
-        )
-    return lines
-
-
-def freed_text(freed: Sequence[tuple[str, int]]) -> str:
-    """Render how much space was freed in each namespace."""
-    return (
-        "\n".join(
-            f"{namespace[:_SHORT]}  {format_bytes(nbytes)} freed"
-            for namespace, nbytes in freed
-        )
-        or "the store is empty"
-    )
+_EMPTY = "the store is empty"
 
 
 @attrs.define(eq=False)
@@ -209,40 +51,6 @@ class Removal:
         return self.goes and not self.kept
 
 
-def total(rows: Sequence[Removal]) -> str:
-    """Say how much namespaces hold."""
-    whole = [row.survey for row in rows if row.pages is None]
-    single = sum(row.pages or 0 for row in rows)
-    pages = sum(one.pages for one in whole)
-    size = format_bytes(sum(one.file_bytes for one in whole))
-    several = "one namespace" if len(whole) == 1 else f"{len(whole)} namespaces"
-    said = [f"{several} of {pages} pages, {size}"] if whole or not single else []
-    return " and ".join([*said, *([f"{single} single pages"] if single else [])])
-
-
-def removed_text(
-    rows: Sequence[Removal], style: Style = PLAIN, *, dry_run: bool
-) -> str:
-    """Render what was deleted, and what stays because it may be in use."""
-    if not rows:
-        return "no namespace matches"
-    done = "would be deleted" if dry_run else "deleted"
-    several = len({row.target for row in rows}) > 1
-    outcomes = []
-    for row in rows:
-        what = done if row.pages is None else f"{row.pages} pages {done}"
-        where = f" in {row.target}" if several else ""
-        if row.kept:
-            where += f", {row.kept} kept: a process is writing beside them"
-        kept = Cell(f"kept{where}: {row.in_use}", Tone.WARNING)
-        outcomes.append(what + where if row.goes else kept)
-    lines = [listing_text([row.survey for row in rows], style, outcomes), ""]
-    lines.append(f"{total([row for row in rows if row.goes])} {done}")
-    if not all(row.goes for row in rows):
-        lines.append("--force deletes what is kept.")
-    return "\n".join(lines)
-
-
 @attrs.define
 class Copied:
     """What became of the objects of a namespace that were to be copied.
@@ -268,27 +76,6 @@ class Copied:
         self.copied_bytes += nbytes if outcome == "copied" else 0
 
 
-def copied_text(found: Sequence[Copied], style: Style = PLAIN, *, dry_run: bool) -> str:
-    """Render what was copied of each namespace."""
-    rows = [
-        (
-            one.namespace[:_SHORT],
-            one.model or "?",
-            str(one.copied),
-            str(one.present),
-            str(one.damaged),
-            str(one.failed),
-            format_bytes(one.copied_bytes),
-        )
-        for one in found
-    ]
-    if not rows:
-        return "no namespace matches"
-    done = "TO COPY" if dry_run else "COPIED"
-    titles = ("NAMESPACE", "MODEL", done, "PRESENT", "DAMAGED", "FAILED", "BYTES")
-    return "\n".join(table(titles, rows, style, fold=["MODEL"]))
-
-
 @attrs.define
 class Retained:
     """What became of the objects of a namespace whose times were to change.
@@ -303,33 +90,247 @@ class Retained:
     answers: dict[str, int] = attrs.field(factory=dict)
 
 
-def retained_text(
-    rows: Sequence[Retained], style: Style = PLAIN, *, dry_run: bool
-) -> str:
-    """Render how many objects of each namespace got their times."""
-    if not any(row.pages for row in rows):
-        return "no page matches"
-    shown = [
-        (
-            row.namespace[:_SHORT],
-            str(row.pages),
-            format_bytes(row.nbytes),
-            ", ".join(f"{n} {answer}" for answer, n in sorted(row.answers.items()))
-            or ("would change" if dry_run else "-"),
-        )
-        for row in rows
+def _survey(row: NamespaceSurvey | Removal) -> NamespaceSurvey:
+    return row.survey if isinstance(row, Removal) else row
+
+
+def _model(row: NamespaceSurvey | Removal) -> str:
+    survey = _survey(row)
+    return survey.model or ("-" if survey.recorded else "?")
+
+
+def _wrong(pool: PoolSurvey) -> Cell:
+    count = pool.corrupt_records
+    return Cell(str(count), Tone.BAD if count else None)
+
+
+def _takes(row: tuple[str, TenantUse]) -> Cell:
+    use = row[1]
+    above = 0 < use.quota_bytes < use.used_bytes
+    return Cell(format_bytes(use.used_bytes), Tone.WARNING if above else None)
+
+
+_NAMESPACE = Column("NAMESPACE", lambda row: row.namespace[:SHORT])
+_SURVEYS = (
+    Column("NAMESPACE", lambda row: _survey(row).namespace[:SHORT]),
+    Column("MODEL", _model, fold=True),
+    Column("REVISION", lambda row: _survey(row).revision or "-", fold=True, drop=1),
+    Column("PAGES", lambda row: str(_survey(row).pages)),
+    Column("SIZE", lambda row: format_bytes(_survey(row).file_bytes)),
+    Column("LAST USED", lambda row: _day(_survey(row).used_ns), fold=True, drop=2),
+)
+_TIMES = (Column("PROMISED", "promised_bytes"), Column("EXPIRING", "expiring"))
+_POOLS = (
+    Column("POOL", "pool"),
+    Column("OBJECT", "object_bytes", drop=2),
+    Column("PAGES", "pages"),
+    Column("STORED", "stored_bytes"),
+    Column("ON DISK", "file_bytes"),
+    Column("SEGMENTS", "segments", drop=1),
+    Column("WRONG", _wrong),
+)
+_TENANTS = (
+    Column("TENANT"),
+    Column("TAKES"),
+    Column("QUOTA"),
+    Column("PROMISED"),
+)
+_DIFFERENCES = (
+    Column("FIELD", "field"),
+    Column("A", "left", fold=True),
+    Column("B", "right", fold=True),
+)
+
+
+def _report(
+    what: str, data: Mapping[str, object], blocks: Sequence[Block], *, ok: bool = True
+) -> Report:
+    return Report(f"kvdock.store-{what}/1", data, blocks, ok)
+
+
+def listing(surveys: Sequence[NamespaceSurvey], *, retained: bool = False) -> Report:
+    """Report a line for each namespace.
+
+    With `retained`, it shows what is promised and what expires.
+    """
+    columns = (*_SURVEYS, *(_TIMES if retained else ()))
+    blocks: list[Block] = [Table(columns, surveys)]
+    if not surveys:
+        blocks = ["no page is promised or expires" if retained else _EMPTY]
+    return _report("ls", {"namespaces": surveys}, blocks)
+
+
+def survey(found: NamespaceSurvey) -> Report:
+    """Report what a store holds of one namespace, pool by pool."""
+    head = [
+        ("namespace", found.namespace[:SHORT]),
+        ("model", _model(found)),
+        ("revision", found.revision or "-"),
+        ("last used", _day(found.used_ns)),
     ]
-    lines = table(("NAMESPACE", "PAGES", "BYTES", "ANSWERS"), shown, style)
+    pools = Table(_POOLS, found.pools) if found.pools else "no pages"
+    return _report("stat", {"namespace": found}, [Pairs(head), "", pools])
+
+
+def tenants(found: Mapping[str, TenantUse]) -> Report:
+    """Report what each tenant takes in a store."""
+    rows = [
+        (
+            Cell(name, Tone.STRONG),
+            _takes((name, use)),
+            format_bytes(use.quota_bytes) if use.quota_bytes else "-",
+            format_bytes(use.promised_bytes),
+        )
+        for name, use in found.items()
+    ]
+    return _report("tenants", {"tenants": found}, [Table(_TENANTS, rows)])
+
+
+def record(found: Mapping[str, object]) -> Report:
+    """Report what the bytes of a namespace belong to, its digest first."""
+    digest = namespace_digest(found)
+    rows = [("digest", digest), *flatten_record(found).items()]
+    return Report("kvdock.ns/1", {"digest": digest, "record": found}, [Pairs(rows)])
+
+
+def differences(found: Sequence[Difference]) -> Report:
+    """Report in which fields two namespaces differ; all is well if in none."""
+    same = "The same namespace: bytes are interchangeable."
+    table = Table(_DIFFERENCES, found) if found else same
+    return Report("kvdock.ns-diff/1", {"differences": found}, [table], not found)
+
+
+def checked(found: Sequence[Verified]) -> Report:
+    """Report what verifying found; what is wrong by its place on disk."""
+    blocks: list[Block] = []
+    for one in found:
+        counts = {
+            "{} are not": len(one.bad),
+            "{} are lost (records not whole)": one.corrupt_records,
+            "unreadable segments: {}": len(one.unreadable_segments),
+            "damaged files: {}": len(one.damaged_files),
+            "places that could not be written: {}": one.failed_slots,
+        }
+        wrong = [words.format(count) for words, count in counts.items() if count]
+        verdict = ", ".join([f"{one.good} pages are right", *wrong])
+        cell = Cell(verdict, Tone.GOOD if one.ok else Tone.BAD)
+        blocks.append(Pairs([(one.namespace[:SHORT], cell)]))
+        blocks += _few([f"{bad.where}, {format_bytes(bad.nbytes)}" for bad in one.bad])
+        blocks += _few(one.unreadable_segments)
+        blocks += _few(one.damaged_files)
+    ok = all(one.ok for one in found)
+    blocks += _ways_out(found)
+    return _report("verify", {"namespaces": found}, blocks or [_EMPTY], ok=ok)
+
+
+def _few(lines: Sequence[object]) -> list[Block]:
+    more = [f"  and {len(lines) - _FEW} more"] if len(lines) > _FEW else []
+    return [*(Pairs([(str(line),)], indent=2) for line in lines[:_FEW]), *more]
+
+
+def _ways_out(found: Sequence[Verified]) -> list[str]:
+    """Say what to do about what is wrong."""
+    forgotten = sum(one.forgotten for one in found)
+    lost = any(one.bad or one.corrupt_records for one in found)
+    ways = {
+        f"{forgotten} records are forgotten: the next write heals them.": forgotten,
+        "Reads of these are misses; verify --heal forgets them, so that the next write "
+        "stores them again.": lost and not forgotten,
+        "Pages of segments that cannot be read are lost; kvdock store gc frees their "
+        "space.": any(one.unreadable_segments for one in found),
+        "Places that could not be written are set aside and tried again later; many of "
+        "them mean that a disk is failing.": any(one.failed_slots for one in found),
+        "kvdock store gc deletes damaged files; the next engine that attaches writes a "
+        "new record.": any(one.damaged_files for one in found),
+    }
+    return [way for way, needed in ways.items() if needed]
+
+
+def freed(found: Mapping[str, int]) -> Report:
+    """Report how much space was freed in each namespace."""
+    lines = [
+        f"{namespace[:SHORT]}  {format_bytes(nbytes)} freed"
+        for namespace, nbytes in found.items()
+    ]
+    return _report("gc", {"freed_bytes": found}, lines or [_EMPTY])
+
+
+def total(rows: Sequence[Removal]) -> str:
+    """Say how much namespaces hold."""
+    whole = [row.survey for row in rows if row.pages is None]
+    single = sum(row.pages or 0 for row in rows)
+    pages = sum(one.pages for one in whole)
+    size = format_bytes(sum(one.file_bytes for one in whole))
+    several = "one namespace" if len(whole) == 1 else f"{len(whole)} namespaces"
+    said = [f"{several} of {pages} pages, {size}"] if whole or not single else []
+    return " and ".join([*said, *([f"{single} single pages"] if single else [])])
+
+
+def removed(rows: Sequence[Removal], *, dry_run: bool, destroyed: int = 0) -> Report:
+    """Report what was deleted, and what stays because it may be in use."""
+    done = "would be deleted" if dry_run else "deleted"
+    several = len({row.target for row in rows}) > 1
+    outcome = Column("OUTCOME", partial(_outcome, done, several), fold=True)
+    gone = total([row for row in rows if row.goes])
+    blocks: list[Block] = [Table((*_SURVEYS, outcome), rows), "", f"{gone} {done}"]
+    if not all(row.goes for row in rows):
+        blocks.append("--force deletes what is kept.")
+    if not rows:
+        blocks = ["no namespace matches"]
+    ok = dry_run or all(row.ok for row in rows)
+    data = {"dry_run": dry_run, "keys_destroyed": destroyed, "removals": rows}
+    return _report("rm", data, blocks, ok=ok)
+
+
+def _outcome(done: str, several: bool, row: Removal) -> str | Cell:  # noqa: FBT001 - as `partial` passes it
+    where = f" in {row.target}" if several else ""
+    if not row.goes:
+        return Cell(f"kept{where}: {row.in_use}", Tone.WARNING)
+    beside = f", {row.kept} kept: a process is writing beside them" if row.kept else ""
+    return (done if row.pages is None else f"{row.pages} pages {done}") + where + beside
+
+
+def copied(found: Sequence[Copied], *, dry_run: bool) -> Report:
+    """Report what was copied of each namespace."""
+    columns = (
+        _NAMESPACE,
+        Column("MODEL", lambda row: row.model or "?", fold=True),
+        Column("TO COPY" if dry_run else "COPIED", "copied"),
+        Column("PRESENT", "present"),
+        Column("DAMAGED", "damaged"),
+        Column("FAILED", "failed"),
+        Column("BYTES", "copied_bytes"),
+    )
+    table = Table(columns, found) if found else "no namespace matches"
+    ok = not any(one.damaged or one.failed for one in found)
+    data = {"dry_run": dry_run, "namespaces": found}
+    return _report("copy", data, [table], ok=ok)
+
+
+def retained(rows: Sequence[Retained], *, dry_run: bool) -> Report:
+    """Report how many objects of each namespace got their times."""
+    nothing = "would change" if dry_run else "-"
+    columns = (
+        _NAMESPACE,
+        Column("PAGES", "pages"),
+        Column("BYTES", "nbytes"),
+        Column("ANSWERS", lambda row: _answers(row) or nothing),
+    )
+    blocks: list[Block] = [Table(columns, rows)]
     if any("clipped" in row.answers for row in rows) and not dry_run:
-        lines.append(
+        blocks.append(
             "What is clipped is stored without it: the budget is spent, or an engine "
             "is writing beside it; try again later."
         )
-    return "\n".join(lines)
+    if not any(row.pages for row in rows):
+        blocks = ["no page matches"]
+    ok = not any(set(row.answers) - {"accepted"} for row in rows)
+    data = {"dry_run": dry_run, "namespaces": rows}
+    return _report("retain", data, blocks, ok=ok)
 
 
-def _model(one: NamespaceSurvey) -> str:
-    return one.model or ("?" if not one.recorded else "-")
+def _answers(row: Retained) -> str:
+    return ", ".join(f"{count} {word}" for word, count in sorted(row.answers.items()))
 
 
 def _day(stamp_ns: int) -> str:

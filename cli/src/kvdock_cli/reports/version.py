@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 import attrs
 
-from kvdock_cli.reports._style import PLAIN, Style
-from kvdock_cli.reports._tables import plain, table
+from kvdock_cli.reports._report import Column, Report, Table
 
-SCHEMA = "kvdock.version/1"
+_COLUMNS = (
+    Column("PART", "name"),
+    Column("VERSION", "version"),
+    Column("DISTRIBUTION", "distribution", drop=1),
+    Column("PATH", "path"),
+)
 
 
 @attrs.frozen
@@ -22,13 +26,6 @@ class Part:
     path: str
 
 
-def as_text(parts: Sequence[Part], style: Style = PLAIN) -> str:
-    """Render one line for each part."""
-    rows = [(one.name, one.version, one.distribution, one.path) for one in parts]
-    headings = ("PART", "VERSION", "DISTRIBUTION", "PATH")
-    return "\n".join(table(headings, rows, style, drop=["DISTRIBUTION"]))
-
-
-def as_data(parts: Sequence[Part]) -> dict[str, object]:
-    """Describe the parts as data."""
-    return {"schema": SCHEMA, "ok": True, "parts": plain(parts)}
+def report(parts: Sequence[Part]) -> Report:
+    """Report a line for each part."""
+    return Report("kvdock.version/1", {"parts": parts}, [Table(_COLUMNS, parts)])

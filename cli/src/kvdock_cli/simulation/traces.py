@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from kvdock.arrays import Int64Array
     from kvdock.journal import JournalRecord
 
+_MOST_BLOCKS = 1 << 24
+_LATEST_MS = 1e16
+_NOT_A_REQUEST = (AttributeError, TypeError, ValueError, KeyError, OverflowError)
 _LATEST = 1 << 20
 """Pages of late requests to which stored pages are put down that name no request."""
 
@@ -69,20 +74,22 @@ def read_trace(path: Path, most: int = 0) -> Trace:
     requests: list[Int64Array] = []
     times: list[float] = []
     try:
-        with path.open(encoding="utf-8") as lines:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as lines:
             for at, line in enumerate(lines, 1):
                 if most and len(requests) >= most:
                     break
                 try:
                     row = json.loads(line)
                     requests.append(_blocks_of(row))
-                    times.append(float(row.get("timestamp", 0)) / 1000)
-                except (AttributeError, TypeError, ValueError, KeyError) as error:
+                    times.append(_seconds(row.get("timestamp", 0)))
+                except _NOT_A_REQUEST as error:
                     raise UsageProblem(
                         f"line {at} of {path} is no request of a trace",
-                        fix='Each is JSON with "hash_ids" or "ranges".',
+                        fix='Each is JSON with "hash_ids" or "ranges" of at most '
+                        f"{_MOST_BLOCKS:,} blocks.",
                     ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise UsageProblem(f"{path} cannot be read: {why}") from error
     return Trace.of(path.stem, requests, _span(times))
@@ -90,9 +97,18 @@ def read_trace(path: Path, most: int = 0) -> Trace:
 
 def _blocks_of(row: Mapping[str, Any]) -> Int64Array:
     if "ranges" in row:
+        if sum(last - first for first, last in row["ranges"]) > _MOST_BLOCKS:
+            raise ValueError("so many blocks are no prompt")
         runs = [np.arange(first, last + 1) for first, last in row["ranges"]]
         return np.concatenate([np.zeros(0, np.int64), *runs]).astype(np.int64)
     return np.array(row["hash_ids"], np.int64).reshape(-1)
+
+
+def _seconds(milliseconds: float) -> float:
+    """Return a time in seconds; raise ValueError if it is none."""
+    if not abs(milliseconds) < _LATEST_MS:
+        raise ValueError("not a time")
+    return float(milliseconds) / 1000
 
 
 def _span(times: Sequence[float]) -> float:

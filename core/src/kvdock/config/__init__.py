@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from kvdock.config.engine import nest_settings as nest_settings
     from kvdock.config.engine import split_settings as split_settings
+    from kvdock.config.engine import with_configured as with_configured
     from kvdock.config.fields import Alias as Alias
     from kvdock.config.fields import ForeignFile as ForeignFile
     from kvdock.config.fields import choice as choice

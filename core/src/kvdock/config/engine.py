@@ -179,6 +179,24 @@ def load_engine_configuration(
     )
 
 
+def with_configured(given: Mapping[str, object]) -> dict[str, object]:
+    """Return settings for an engine, with what the file that is named chooses.
+
+    Where the settings name no backend, they get the tiers, or the first backend, of the
+    file that KVDOCK_CONFIG names.
+    """
+    settings = dict(given)
+    named = {"plugin", "config", "command", "tiers"} & settings.keys()
+    if named or not os.environ.get("KVDOCK_CONFIG"):
+        return settings
+    configured = load_configuration(lenient=True)
+    if configured.tiers:
+        settings["tiers"] = [attrs.asdict(tier) for tier in configured.tiers]
+    elif configured.backends:
+        settings["plugin"] = next(iter(configured.backends))
+    return settings
+
+
 def nest_settings(given: Mapping[str, object]) -> dict[str, object]:
     """Build a configuration from pairs: `core.deadlines.get` is in two groups.
 

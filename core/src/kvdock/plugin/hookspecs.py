@@ -50,12 +50,15 @@ class Finding:
         what: What was looked at and found.
         hint: What to do if it is not.
         warning: Whether it works and still deserves attention; only with `ok`.
+        skipped: Whether nothing was looked at, since it is not there or not
+            configured; only with `ok`.
     """
 
     ok: bool
     what: str
     hint: str = ""
     warning: bool = False
+    skipped: bool = False
 
 
 @attrs.frozen(eq=False)

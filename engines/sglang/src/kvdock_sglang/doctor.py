@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kvdock import Dock, Finding, Layout, Shard
-from kvdock.config import Drafts
+from kvdock.config import Drafts, with_configured
 from kvdock.errors import KvdockError, NoRoute, SettingsError
 from kvdock.models import Deployment, assemble, load_model
 from kvdock_sglang import engine_api
@@ -45,26 +45,37 @@ if TYPE_CHECKING:
 
     from kvdock_sglang.settings import Configuration
 
+ABOUT_MODEL = ("description", "draft")
+"""Settings that say which model is looked at, and which draft."""
+
 NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 
 
-def examine(settings: Mapping[str, object]) -> tuple[Finding, ...]:
+def examine(
+    settings: Mapping[str, object], *, ending: bool = True
+) -> tuple[Finding, ...]:
     """Look at SGLang, at its plugin mechanism and at a configuration.
 
     Args:
         settings: `command`, `config`, or the settings that a configuration
             would have; nothing to look at the installation alone.
+        ending: Whether to end with how to start SGLang.
     """
-    return (*_installation(), *_configuration(settings))
+    findings = tuple(_installation(asked=bool(settings)))
+    if findings[0].skipped:
+        return findings
+    settings = settings or with_configured({})
+    return (*findings, *_configuration(settings, ending=ending))
 
 
-def _installation() -> Iterator[Finding]:
+def _installation(*, asked: bool) -> Iterator[Finding]:
     tested = " or ".join(engine_api.TESTED)
     try:
         version = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         yield Finding(
-            ok=False,
+            ok=not asked,
+            skipped=not asked,
             what="SGLang is not installed in this environment",
             hint=f"Install kvdock-sglang beside SGLang {tested}.",
         )
@@ -97,16 +108,20 @@ def _untested(version: str) -> Iterator[Finding]:
     )
 
 
-def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
+def _configuration(
+    settings: Mapping[str, object], *, ending: bool
+) -> Iterator[Finding]:
     if not settings:
         yield Finding(
             ok=True,
+            skipped=True,
             what="no configuration is given, so none is checked",
             hint="Add --set plugin=NAME, --set config=JSON or --set command='...'.",
         )
         return
     settings = dict(settings)
-    model = (str(settings.pop("description", "")), str(settings.pop("draft", "")))
+    described, draft = (str(settings.pop(name, "")) for name in ABOUT_MODEL)
+    model = (described, draft)
     try:
         if model[1] and not model[0]:
             raise SettingsError(
@@ -120,7 +135,8 @@ def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
             yield from _ending((*_door(given), *_examined(given, model)), given)
         else:
             given = {**LOADER_KEYS, **from_words(settings)}
-            yield from _ending(_examined(given, model), given)
+            found = _examined(given, model)
+            yield from _ending(found, given) if ending else found
     except KvdockError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
 

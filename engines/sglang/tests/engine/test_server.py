@@ -26,7 +26,7 @@ import kvdock_trace
 from kvdock.child_processes import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.slow
 
@@ -152,8 +152,11 @@ class Server:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Server]:
-    """Start SGLang's server with a cache in host memory and no storage."""
+def served(folder: Path, start: Sequence[str] = ()) -> Iterator[Server]:
+    """Start SGLang's server with a cache in host memory and no storage.
+
+    `start` is a command that starts it with what storage needs.
+    """
     tiny = tiny_models.MODELS["llama"]
     flags = {
         **engine_run.ALWAYS,
@@ -166,6 +169,9 @@ def served(folder: Path) -> Iterator[Server]:
         "enable_metrics": True,
     }
     command = [sys.executable, "-c", START]
+    if start:
+        del flags["enable_hierarchical_cache"], flags["hicache_storage_prefetch_policy"]
+        command = [*start, sys.executable, "-m", "sglang.launch_server"]
     for name, value in flags.items():
         command.append(f"--{name.replace('_', '-')}")
         command += [] if value is True else [str(value)]

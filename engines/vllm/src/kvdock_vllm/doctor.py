@@ -21,7 +21,7 @@ from types import MappingProxyType, SimpleNamespace
 import attrs
 
 from kvdock import Dock, Finding, PoolKind, Shard
-from kvdock.config import count, nest_settings, option, structure
+from kvdock.config import count, nest_settings, option, structure, with_configured
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.models import Deployment, assemble, load_model
 from kvdock.units import format_bytes
@@ -48,6 +48,7 @@ SPEC_CLASSES: Mapping[PoolKind, str] = MappingProxyType(
 """Kind of a pool to the first of vLLM's classes for it."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
+_MOST_HOST_MEMORY = 16 << 30
 LEFTOVERS = "vllm_offload_*.mmap"
 _PLUGINS = "VLLM_PLUGINS"
 
@@ -61,21 +62,30 @@ class _Model:
     max_num_batched_tokens: int = count(8192, least=1, help="vLLM's flag.")
 
 
-def examine(settings: Mapping[str, object]) -> tuple[Finding, ...]:
+def examine(
+    settings: Mapping[str, object], *, ending: bool = True
+) -> tuple[Finding, ...]:
     """Look at vLLM, at its plugin mechanism and at a configuration.
 
     Args:
         settings: `config`, or the settings that a configuration would have;
             nothing to look at the installation alone.
+        ending: Whether to end with how to start vLLM.
     """
+    findings = tuple(_installation(asked=bool(settings)))
+    if findings[0].skipped:
+        return findings[:1]
+    configured = {} if settings else with_configured({})
+    if configured:
+        settings = {"host_memory": default_host_memory(), **configured}
     return (
-        *_installation(),
+        *findings,
         *_leftovers(),
-        *_configuration(settings),
+        *_configuration(settings, ending=ending),
     )
 
 
-def _installation() -> Iterator[Finding]:
+def _installation(*, asked: bool) -> Iterator[Finding]:
     version = installed_version()
     try:
         check_version()
@@ -85,7 +95,8 @@ def _installation() -> Iterator[Finding]:
     except KvdockError as error:
         what = error.what if version else "vLLM is not installed in this environment"
         hint = error.fix if version else f"Install kvdock-vllm beside {SUPPORTED}."
-        yield Finding(ok=False, what=what, hint=hint)
+        skipped = not (version or asked)
+        yield Finding(ok=skipped, skipped=skipped, what=what, hint=hint)
     names = {one.name for one in metadata.entry_points(group="vllm.general_plugins")}
     yield Finding(
         ok="kvdock" in names,
@@ -139,29 +150,35 @@ def mapped_files() -> set[str]:
     return found
 
 
-def _configuration(settings: Mapping[str, object]) -> Iterator[Finding]:
+def _configuration(
+    settings: Mapping[str, object], *, ending: bool
+) -> Iterator[Finding]:
     if not settings:
         yield Finding(
             ok=True,
+            skipped=True,
             what="no configuration is given, so none is checked",
             hint="Add --set plugin=NAME --set host_memory='10 GiB', or --set "
             "config=JSON.",
         )
         return
-    rest = dict(settings)
-    model = {one: rest.pop(one) for one in attrs.fields_dict(_Model) if one in rest}
+    fields = attrs.fields_dict(_Model)
+    model = {name: settings[name] for name in fields if name in settings}
     try:
-        given = _given(rest)
+        given = extra_configuration(settings)
         about = structure(_Model, model, where="kvdock doctor vllm")
         found = tuple(_examined(given, about))
         yield from found
-        if all(one.ok for one in found):
+        if ending and all(one.ok for one in found):
             yield Finding(ok=True, what=f"start vLLM with this:\n{argument(given)}")
     except KvdockError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
 
 
-def _given(settings: Mapping[str, object]) -> dict[str, object]:
+def extra_configuration(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return what vLLM hands to the connector; raise SettingsError if it is wrong."""
+    fields = attrs.fields_dict(_Model)
+    settings = {name: value for name, value in settings.items() if name not in fields}
     if "config" not in settings:
         return nest_settings(settings)
     if len(settings) > 1:
@@ -244,6 +261,12 @@ def _of_model(dock: Dock, given: Configuration, about: _Model) -> Iterator[Findi
             yield Finding(ok=True, warning=True, what=why)
 
 
+def default_host_memory() -> str:
+    """Return half of what shared memory has free, and at most 16 GiB."""
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    return format_bytes(min(_MOST_HOST_MEMORY, max(1 << 20, free // 2 >> 20 << 20)))
+
+
 def _host_memory(wanted: int) -> Finding:
     free = shutil.disk_usage(SHARED_MEMORY).free
     return Finding(
@@ -256,12 +279,16 @@ def _host_memory(wanted: int) -> Finding:
     )
 
 
-def argument(given: Mapping[str, object]) -> str:
-    """Return the argument of vLLM's command line for a configuration."""
-    whole = {
+def connector(given: Mapping[str, object]) -> dict[str, object]:
+    """Return vLLM's configuration of transfers for that of the connector."""
+    return {
         "kv_connector": "KvdockConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": dict(given),
     }
-    return f"--kv-transfer-config '{json.dumps(whole)}'"
+
+
+def argument(given: Mapping[str, object]) -> str:
+    """Return the argument of vLLM's command line for a configuration."""
+    return f"--kv-transfer-config '{json.dumps(connector(given))}'"

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,8 +121,12 @@ def serving(
     log: Path,
     *more: str,
     connector: dict[str, Any] | None = None,
+    start: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """Run a server until SIGTERM, with more arguments, or another connector."""
+    """Run a server until SIGTERM, with more arguments, or another connector.
+
+    `start` is a command that starts the server with what storage needs.
+    """
     port = free_port()
     transfer = {
         "kv_connector": "KvdockConnector",
@@ -134,15 +138,16 @@ def serving(
         },
         **(connector or {}),
     }
+    own = ["--shutdown-timeout", "60", "--kv-transfer-config", json.dumps(transfer)]
     command = [
+        *start,
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(model), "--served-model-name", "tiny"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32"),
         *("--max-num-seqs", "4", "--enforce-eager", "--seed", "0"),
-        # Without it vLLM kills its engine at once, and its shared memory stays.
-        *("--shutdown-timeout", "60"),
-        *("--kv-transfer-config", json.dumps(transfer)),
+        # Without a time vLLM kills its engine at once, and its shared memory stays.
+        *(() if start else own),
         "--enable-prompt-tokens-details",
         *more,
     ]
