@@ -53,14 +53,14 @@ def test_no_look_up_or_load_of_a_tenant_finds_a_page_of_another_one(
 ) -> None:
     where, asked = {"kv": np.arange(PAGES)}, 0
     # What one has stored: in its namespace, or for a request in it.
-    everyone = [(salt, tenant) for salt in caches for tenant in ("", *TENANTS)]
+    everyone = [(salt, tenant) for salt in caches for tenant in ("default", *TENANTS)]
     for owner in everyone:
         salt, tenant = owner
-        assert caches[salt].put(NAMES, where, tenant=tenant).pages == PAGES
+        assert caches[salt].for_tenant(tenant).put(NAMES, where).pages == PAGES
         for stranger in everyone:
             salt, tenant = stranger
-            hits = caches[salt].exists(NAMES, tenant=tenant)
-            loaded = caches[salt].get(NAMES, where, tenant=tenant).outcomes["kv"]
+            calls = caches[salt].for_tenant(tenant)
+            hits, loaded = calls.exists(NAMES), calls.get(NAMES, where).outcomes["kv"]
             if stranger == owner:
                 assert hits.best == PAGES
                 assert not loaded.any()
@@ -70,5 +70,5 @@ def test_no_look_up_or_load_of_a_tenant_finds_a_page_of_another_one(
             asked += PAGES
         salt, tenant = owner
         assert set(caches[salt].clear().values()) == {Outcome.OK}
-        assert caches[salt].exists(NAMES, tenant=tenant).best == 0
+        assert caches[salt].for_tenant(tenant).exists(NAMES).best == 0
     assert asked >= LOOKUPS

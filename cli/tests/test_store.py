@@ -752,7 +752,8 @@ def test_what_each_tenant_takes_is_shown_over_all_namespaces(
         namespace = Namespace(model="m", salt=salt)
         with Attachment.open(dock, plan, namespace, regions, given, core=core) as cache:
             assert cache.put(pages, {"kv": range(8)}).pages == 8
-            assert cache.put(pages[:3], {"kv": range(3)}, tenant="acme").pages == 3
+            acme = cache.for_tenant("acme")
+            assert acme.put(pages[:3], {"kv": range(3)}).pages == 3
     found, code = ask(store.stat, tmp_path / "new", tenants=True)
     each = memory.nbytes // 8
     used = {name: one["used_bytes"] for name, one in found["tenants"].items()}

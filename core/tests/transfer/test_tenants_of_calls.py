@@ -9,17 +9,20 @@ import attrs
 import pytest
 from shelf import Shelf, attention, patient
 from tiered import NAMES, WHERE, Tiers
+from timed import TimedShelf
 
 from kvdock.batch import Operation
 from kvdock.config.tenants import read_tenants
 from kvdock.errors import KvdockError
 from kvdock.events import TENANT, stored_for
+from kvdock.retention import RetentionAnswer
 from kvdock.transfer.manager import TransferManager
 
 TENANTS = read_tenants({"acme": {"salt": "salt-of-acme"}, "bell": {"salt": "b"}})
 ACME = TENANTS.number("acme")
 POOL = attention().name
 PAGES = {POOL: WHERE}
+UNKNOWN = {RetentionAnswer.ABSENT, RetentionAnswer.UNSUPPORTED}
 
 
 @pytest.fixture
@@ -67,27 +70,41 @@ def test_a_transfer_that_waits_in_a_queue_keeps_its_tenant(tiers: Tiers) -> None
 
 def test_pages_of_one_tenant_are_found_for_no_other(tiers: Tiers) -> None:
     cache = tiers.cache
-    assert cache.put(NAMES, PAGES, tenant="acme").pages == len(NAMES)
+    acme = cache.for_tenant("acme")
+    assert acme.put(NAMES, PAGES).pages == len(NAMES)
     assert stored(tiers.shelves[0]) == [ACME]
-    assert cache.exists(NAMES, tenant="acme").best == len(NAMES)
-    assert cache.get(NAMES, PAGES, tenant="acme").pages == len(NAMES)
-    for other in ("", "default", "bell"):
-        assert cache.exists(NAMES, tenant=other).best == 0
-        assert cache.get(NAMES, PAGES, tenant=other).pages == 0
+    assert acme.exists(NAMES).best == len(NAMES)
+    assert acme.get(NAMES, PAGES).pages == len(NAMES)
+    for other in (cache, cache.for_tenant("default"), cache.for_tenant("bell")):
+        assert other.exists(NAMES).best == 0
+        assert other.get(NAMES, PAGES).pages == 0
+        assert set(other.expire(NAMES, 60).tolist()) <= UNKNOWN
+        assert set(other.retain(NAMES, 60).tolist()) <= UNKNOWN
     every = "".join(tiers.shelves[0].objects)
     assert not any(secret in every for secret in (*NAMES, "acme", *TENANTS.values()))
 
 
+def test_times_of_a_tenant_are_those_of_its_pages() -> None:
+    tiers = Tiers([TimedShelf("near")], core=attrs.evolve(patient(), tenants=TENANTS))
+    try:
+        acme = tiers.cache.for_tenant("acme")
+        assert acme.put(NAMES, PAGES).pages == len(NAMES)
+        accepted = [RetentionAnswer.ACCEPTED] * len(NAMES)
+        assert acme.retain(NAMES, 60).tolist() == accepted
+        assert acme.expire(NAMES, 0).tolist() == accepted
+        assert acme.get(NAMES, PAGES).pages == 0
+    finally:
+        tiers.cache.close()
+
+
 def test_default_is_every_salt_that_is_not_listed(tiers: Tiers) -> None:
     cache = tiers.cache
-    cache.put(NAMES, PAGES, tenant="default")
+    cache.for_tenant("default").put(NAMES, PAGES)
     assert stored(tiers.shelves[0]) == [0]
     assert cache.get(NAMES, PAGES).pages == len(NAMES)
 
 
 def test_a_tenant_that_is_not_listed_is_an_error(tiers: Tiers) -> None:
-    calls = tiers.cache.put, tiers.cache.get
-    for call in calls:
-        with pytest.raises(KvdockError, match="tenant 'acm' is not listed") as caught:
-            call(NAMES, PAGES, tenant="acm")
-        assert "acme" in str(caught.value)
+    with pytest.raises(KvdockError, match="tenant 'acm' is not listed") as caught:
+        tiers.cache.for_tenant("acm")
+    assert "acme" in str(caught.value)

@@ -24,9 +24,9 @@ from kvdock.closing import ClosedAfterUse
 from kvdock.config.core import CoreSettings
 from kvdock.config.tenants import DEFAULT_TENANT
 from kvdock.errors import AttachError, KvdockError, did_you_mean
-from kvdock.events import PagesRestored, stored_for
+from kvdock.events import PagesRestored
 from kvdock.hits import Hits, evaluate, leading
-from kvdock.keys import check_hashes, hashes_of_tenant
+from kvdock.keys import check_hashes
 from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.resilience.executor import CallRejected
@@ -34,6 +34,7 @@ from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.transfer.page_indices import unanswered
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
+from kvdock.transfer.tenant_calls import TenantCalls
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, OutcomeArray
@@ -208,15 +209,12 @@ class Attachment(ClosedAfterUse):
             for finding in placement.health_check.self_test(timeout_s)
         )
 
-    def exists(self, hashes: Sequence[str], *, tenant: str = "") -> Hits:
+    def exists(self, hashes: Sequence[str]) -> Hits:
         """Find out which prefixes of these pages could be restored.
 
         Args:
             hashes: Page hashes of a prefix, in order.
-            tenant: The listed tenant that they are stored for, as for `put`.
         """
-        if tenant:
-            hashes = self._hashes_of(tenant, hashes)
         calls = self._prefix_pools()
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.EXISTS)
@@ -243,7 +241,6 @@ class Attachment(ClosedAfterUse):
         *,
         keep_s: float | None = None,
         expire_s: float | None = None,
-        tenant: str = "",
     ) -> TransferResult:
         """Store pages: sidecars first, the anchor last.
 
@@ -259,16 +256,10 @@ class Attachment(ClosedAfterUse):
                 `TransferResult.retained` says for which pages.
             expire_s: Do not serve them any longer than so many seconds. A pool
                 whose backend cannot do that refuses its pages.
-            tenant: The listed tenant that they are stored for, in its room: what is
-                stored for one is found for no other. "" for that of the salt.
 
         Raises:
             KvdockError: On bad input.
         """
-        if tenant:
-            names = self._hashes_of(tenant, hashes)
-            with stored_for(self.core.tenants.number(tenant)):
-                return self.put(names, pages, keep_s=keep_s, expire_s=expire_s)
         calls = self._prefix_pools()
         where = calls.resolve(hashes, pages)
         timed = keep_s is not None or expire_s is not None
@@ -365,11 +356,7 @@ class Attachment(ClosedAfterUse):
         return np.where(gone, np.uint8(RetentionAnswer.ABSENT), found)
 
     def get(
-        self,
-        hashes: Sequence[str],
-        pages: Mapping[str, npt.ArrayLike],
-        *,
-        tenant: str = "",
+        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
     ) -> TransferResult:
         """Load pages: the anchor first, then sidecars for what was read.
 
@@ -377,15 +364,11 @@ class Attachment(ClosedAfterUse):
             hashes: Page hashes of a prefix that `exists` called restorable.
             pages: As for `put`. A pool with a trailing window needs its page
                 only at the positions of that window.
-            tenant: As for `put`.
 
         Returns:
             `pages` is the longest prefix that is whole in memory: all of it,
             or a shorter one that the loaded pages still allow.
         """
-        if tenant:
-            with stored_for(self.core.tenants.number(tenant)):  # nearer copies too
-                return self.get(self._hashes_of(tenant, hashes), pages)
         calls = self._prefix_pools()
         where = calls.resolve(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.GET)
@@ -459,6 +442,23 @@ class Attachment(ClosedAfterUse):
                 raise ran.error
         for name in names:
             move(name, None)
+
+    def for_tenant(self, tenant: str) -> TenantCalls:
+        """Return the calls for a listed tenant, whose pages are found for no other.
+
+        Args:
+            tenant: Its name; "default" is that of the namespace's salt.
+
+        Raises:
+            KvdockError: If it is not listed.
+        """
+        tenants = self.core.tenants
+        if tenant != DEFAULT_TENANT and tenant not in tenants:
+            raise KvdockError(
+                f"tenant {tenant!r} is not listed", fix=did_you_mean(tenant, tenants)
+            )
+        salt = "" if tenant == DEFAULT_TENANT else tenants[tenant]
+        return TenantCalls(self, tenants.number(tenant), salt)
 
     def take_page_events(self) -> tuple[PageEvent, ...]:
         """Return which pages were stored, and which are gone, since the last call.
@@ -553,21 +553,6 @@ class Attachment(ClosedAfterUse):
             KvdockError: If the attachment is closed.
         """
         return self._calls.attached
-
-    def _hashes_of(self, tenant: str, hashes: Sequence[str]) -> Sequence[str]:
-        """Return the page hashes that a tenant's pages have.
-
-        Raises:
-            KvdockError: If it is not listed.
-        """
-        tenants = self.core.tenants
-        if tenant == DEFAULT_TENANT:
-            return hashes
-        if tenant not in tenants:
-            raise KvdockError(
-                f"tenant {tenant!r} is not listed", fix=did_you_mean(tenant, tenants)
-            )
-        return hashes_of_tenant(hashes, tenants[tenant])
 
     @property
     def _calls(self) -> CallPools:
