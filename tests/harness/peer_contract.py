@@ -23,6 +23,8 @@ from kvdock.errors import KvdockError
 BYTES = 64 << 20
 PIECES = 16
 STOPS = 20
+POISONED = MappingProxyType({"MALLOC_PERTURB_": "165"})
+"""Memory that a library has freed is overwritten: to use it ends the process."""
 LONG = "TESTS_OF_KVDOCK_TORTURE"
 MANY = "TESTS_OF_KVDOCK_DIRECT_TRANSFERS"
 MANY_S = 3600.0
@@ -89,7 +91,8 @@ class PeerContract:
     @pytest.fixture
     def pair(self) -> Iterator[Pair]:
         """A sender and a receiver of 64 MiB each."""
-        with two_processes(self.backend, BYTES, dict(self.settings)) as both:
+        given = dict(self.settings)
+        with two_processes(self.backend, BYTES, given, POISONED) as both:
             yield both
 
     def test_rows_land_where_they_belong_and_nowhere_else(self, pair: Pair) -> None:

@@ -7,6 +7,7 @@ library carries bytes from one file to the other.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import mmap
@@ -195,6 +196,10 @@ class Side:
         move(Rows(source + base, target + base, sizes, len(sizes)))
         return time.perf_counter() - began
 
+    def leave(self) -> None:
+        """Do what is done when the interpreter ends."""
+        atexit._run_exitfuncs()
+
     def release(self) -> None:
         """Release the pool."""
         self.handle.peers.release()
@@ -296,14 +301,17 @@ def memory_file(nbytes: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def two_processes(
-    backend: str, nbytes: int, settings: dict[str, object]
+    backend: str,
+    nbytes: int,
+    settings: dict[str, object],
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[PeerProcess, PeerProcess]]:
     """Yield a sender and a receiver, not connected yet."""
     with (
         memory_file(nbytes) as mine,
         memory_file(nbytes) as theirs,
-        PeerProcess(backend, mine, settings) as sender,
-        PeerProcess(backend, theirs, settings) as receiver,
+        PeerProcess(backend, mine, settings, environment=environment) as sender,
+        PeerProcess(backend, theirs, settings, environment=environment) as receiver,
     ):
         yield sender, receiver
 

@@ -50,6 +50,16 @@ def test_copies_by_the_sender_are_no_promise_at_a_withdrawal() -> None:
 
 
 @pytest.mark.slow
+def test_a_receiver_that_exits_ends_its_connections_first() -> None:
+    """The interpreter destroys its agent afterwards, without a call of ours."""
+    with two_processes("nixl", 1 << 20, {"root": "/nowhere"}) as (sender, receiver):
+        base = connected(sender, receiver)
+        receiver.call("leave")
+        assert sender.call("send", [0], [base], [10])[0] == [Outcome.UNAVAILABLE]
+        assert not receiver.memory.any()
+
+
+@pytest.mark.slow
 def test_nixl_counts_every_byte_that_is_sent() -> None:
     with two_processes("nixl", 1 << 20, {"root": "/nowhere"}) as (sender, receiver):
         base = connected(sender, receiver)

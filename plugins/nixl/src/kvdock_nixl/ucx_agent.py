@@ -278,6 +278,8 @@ class UcxAgent:
     def _stop_answering(self) -> None:
         self.end()
         self._answering.join(_LEAVE_S)
+        # The interpreter destroys the agent next.
+        end_connections(self._ports)
 
     def _notifications(self) -> dict[str, list[bytes]]:
         with suppress(*self._errors):
