@@ -37,8 +37,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with attached(tmp_path, salt) as cache:
             assert cache.put(NAMES, {"kv": np.arange(PAGES)}).pages == PAGES
             if not salt:
-                put = cache.put(NAMES[:2], {"kv": np.arange(2)}, tenant="guest")
-                assert put.pages == 2
+                guest = cache.for_tenant("guest")
+                assert guest.put(NAMES[:2], {"kv": np.arange(2)}).pages == 2
             assert cache.wait_idle(60)
     return tmp_path
 

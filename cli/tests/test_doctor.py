@@ -506,7 +506,7 @@ def test_what_fails_in_a_trial_is_a_finding(
     def fails(*_: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr("kvdock_cli.commands.doctor.try_out", fails)
+    monkeypatch.setattr("kvdock.self_test._move_pages", fails)
     given = (f"root={tmp_path / 'x'}", "free_space=0")
     data, code = ask("file", set_=given, no_self_test=False)
     assert code == 1

@@ -6,9 +6,9 @@ import logging
 import mmap
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -18,7 +18,7 @@ from kvdock.errors import RegionError, SettingsError
 from kvdock.events import PluginLoaded
 from kvdock.plugin import discovery, loading
 from kvdock.plugin.backend import Backend
-from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory
+from kvdock.plugin.hookspecs import AttachConfig, HostMemory
 from kvdock.plugin.instances import add_instances, named_instances
 from kvdock.plugin.manifest import Support, Verdict
 from kvdock.plugin.observer import build_observers
@@ -26,7 +26,7 @@ from kvdock.pools.shard import Shard
 from kvdock.routing.plan import Plan, plan_routes
 
 if TYPE_CHECKING:
-    from kvdock.config import Configuration, EngineConfiguration
+    from kvdock.config import Configuration
     from kvdock.plugin.manifest import Capability
     from kvdock.pools.spec import PoolSpec
     from kvdock.routing.verdicts import CapabilityCheck, RouteRequirements
@@ -115,15 +115,6 @@ class Dock:
             settings = dock.backends[name].settings(given.backends.get(name))
             _check_root(name, getattr(settings, "root", None))
         return dock
-
-    def probe(self, given: EngineConfiguration[Any]) -> Iterator[Finding]:
-        """Yield what the backends that an engine uses find, for its doctor."""
-        for name in given.used:
-            backend = self.backends[name]
-            config = AttachConfig(settings=backend.settings(given.backends.get(name)))
-            yield Finding(ok=True, what=f"plugin {name}: {backend.manifest.summary}")
-            for one in backend.probe(config):
-                yield attrs.evolve(one, what=f"{name}: {one.what}")
 
     @classmethod
     def of(

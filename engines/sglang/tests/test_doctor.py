@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock import Dock
+from kvdock import Dock, self_test
 from kvdock.errors import KvdockError
 from kvdock_sglang import doctor, engine_api
 from kvdock_sglang.launch_flags import (
@@ -351,8 +351,10 @@ def test_drafts_are_routed_one_by_one_as_the_engine_registers_them(
 
 
 def test_a_draft_that_no_plugin_takes_is_a_problem_unless_drafts_are_lenient(
-    shelf: Shelf,
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It stores nothing, and is only to say what it takes.
+    monkeypatch.setattr(self_test, "_move_pages", lambda *_: ())
     shelf.add_backend("plain")
     asked: dict[str, object] = {
         "plugin": "plain",

@@ -11,7 +11,8 @@ import pytest
 
 from kvdock import AttachConfig, Dock, Finding
 from kvdock.errors import PluginError
-from kvdock_hf3fs import library, probe, shared_memory
+from kvdock.self_test import PATIENCE_S, Trial, try_backend
+from kvdock_hf3fs import library, probe
 from kvdock_hf3fs.shared_memory import IOVS
 
 
@@ -21,21 +22,32 @@ def found(**settings: Any) -> Sequence[Finding]:
     return backend.probe(AttachConfig(settings=given))
 
 
+def tried(**settings: Any) -> Trial:
+    backend = Dock.load(require=["hf3fs"]).backends["hf3fs"]
+    return try_backend(backend, {"free_space": 0, **settings}, timeout_s=PATIENCE_S)
+
+
+def wrong_of(trial: Trial) -> Finding:
+    assert all(finding.ok for finding in trial.probed)
+    return next(finding for finding in trial.moved if not finding.ok)
+
+
 def failed(findings: Sequence[Finding]) -> Finding:
     (one,) = [finding for finding in findings if not finding.ok]
     return one
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_mount_that_works_is_tried_with_a_round_trip(root: Path, mount: Path) -> None:
-    said = [one.what for one in found(root=root) if one.ok]
-    assert len(said) == 6, said
+def test_a_mount_that_works_is_tried_with_pages_through_rings(
+    root: Path, mount: Path
+) -> None:
+    trial = tried(root=str(root))
+    said = [one.what for one in trial.short if one.ok]
     assert "tests/fake/hf3fs_fuse/io.py" in said[0], "it names the module's file"
     assert str(mount) in said[1]
-    assert shared_memory.FOLDER in said[2]
-    assert "written and read back in" in said[3]
+    assert "self test: a page of each kind" in said[-1]
+    assert len(said) == len(trial.short)
     assert not root.exists()
-    assert not list(mount.glob(".probe-*"))
     assert not len(IOVS)
 
 
@@ -67,27 +79,25 @@ def test_memory_that_the_daemon_does_not_see_is_found(
         raise FileNotFoundError(errno.ENOENT, "no such file")
 
     monkeypatch.setattr(fake, "make_iovec", unseen)
-    one = failed(found(root=root))
+    one = failed(tried(root=str(root)).findings)
+    assert "self test, attaching" in one.what
     assert "registers no" in one.what
     assert "sees the same /dev/shm" in one.hint
 
 
 def test_other_bytes_that_come_back_are_found(fake: Any, root: Path) -> None:
     fake.KNOBS.result = lambda one: one.nbytes // 2 if one.read else None
-    one = failed(found(root=root))
-    assert shared_memory.FOLDER in one.hint
+    assert "a page was not read back" in wrong_of(tried(root=str(root))).what
     fake.KNOBS.result = lambda _: -errno.EACCES
-    assert "Permission denied" in failed(found(root=root)).what
+    assert "a page was not stored" in wrong_of(tried(root=str(root))).what
 
 
 def test_a_daemon_that_answers_nothing_does_not_hang_the_doctor(
     fake: Any, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "_LIMIT_S", 0.2)
+    monkeypatch.setitem(globals(), "PATIENCE_S", 0.5)
     fake.KNOBS.lose = lambda _: True
-    one = failed(found(root=root))
-    assert "took longer than" in one.what
-    assert "FUSE daemon" in one.hint
+    assert failed(tried(root=str(root)).findings).what == "no answer within 0.5 s"
 
 
 def test_mode_posix_says_what_is_lost_and_what_must_be_guaranteed(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvdock import AttachConfig, Dock, Finding
+from kvdock.self_test import Trial, try_backend
 from kvdock_nixl import preconditions
 from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
@@ -26,16 +27,24 @@ def findings(root: Path, **settings: object) -> list[Finding]:
     return list(backend.probe(AttachConfig(settings=given)))
 
 
+def tried(root: Path, **settings: object) -> Trial:
+    backend = Dock.load(require=["nixl"]).backends["nixl"]
+    return try_backend(backend, {"root": str(root), "free_space": 0, **settings})
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"direct": True}, {"io": "aio", "direct": True}]
 )
 def test_a_page_comes_back_through_nixl_and_leaves_no_file(
     tmp_path: Path, settings: dict[str, object]
 ) -> None:
-    found = findings(tmp_path / "root", **settings)
+    before = MOVED.read()
+    found = tried(tmp_path / "root", **settings).short
     assert all(one.ok for one in found), found
     assert found[0].what.startswith("nixl-cu12 ")
-    assert "a page came back through NIXL" in found[-1].what
+    assert any("self test: a page of each kind" in one.what for one in found)
+    after = MOVED.read()
+    assert after[Way.NIXL_WRITE] > before[Way.NIXL_WRITE]
     assert not (tmp_path / "root").exists()
 
 
@@ -49,9 +58,9 @@ def test_a_page_that_only_the_kernel_can_move_is_a_finding(
         return move(self, request)
 
     monkeypatch.setattr(NixlIOEngine, "move", past)
-    last = findings(tmp_path / "root")[-1]
-    assert not last.ok
-    assert "did not bring back" in last.what
+    wrong = [one for one in tried(tmp_path / "root").moved if not one.ok]
+    assert "a page was not stored by nixl" in wrong[0].what
+    assert "NIXL did not move a page, and the kernel did" in wrong[0].hint
 
 
 def test_a_root_that_cannot_be_used_is_named_and_not_written(tmp_path: Path) -> None:
@@ -133,7 +142,7 @@ def test_where_io_uring_is_denied_attaching_fails_with_the_same_words() -> None:
     assert 'io = "aio"' in said
 
 
-def test_the_round_trip_ends_although_the_disk_is_full(
+def test_a_trial_ends_although_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(fd: int, nbytes: int) -> None:
@@ -141,7 +150,7 @@ def test_the_round_trip_ends_although_the_disk_is_full(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(io, "preallocate_file", full)
-    last = findings(tmp_path / "root")[-1]
-    assert not last.ok
-    assert "No space left" in last.what
+    wrong = [one for one in tried(tmp_path / "root").moved if not one.ok]
+    assert "a page was not stored by nixl" in wrong[0].what
+    assert "refused" in wrong[0].hint
     assert not (tmp_path / "root").exists()

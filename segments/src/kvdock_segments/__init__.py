@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvdock.native import address_space as address_space
     from kvdock.native import checksums as checksums
     from kvdock_segments.directory_store import DirectoryStore as DirectoryStore
-    from kvdock_segments.engine_trial import try_engine as try_engine
     from kvdock_segments.inspect import Location as Location
     from kvdock_segments.inspect import clear as clear
     from kvdock_segments.inspect import describe_namespace as describe_namespace

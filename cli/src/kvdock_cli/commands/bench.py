@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kvdock import Backend
 from kvdock.plugin import require
+from kvdock.self_test import require_ready
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, typed_settings
-from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import bench as report

@@ -16,9 +16,9 @@ from kvdock.config import (
     secret_values,
 )
 from kvdock.plugin import require
+from kvdock.self_test import require_ready
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
-from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import check as reports

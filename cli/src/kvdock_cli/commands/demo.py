@@ -14,10 +14,10 @@ import attrs
 from kvdock import Backend, Dock
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.plugin import import_entry_point, list_entry_points
+from kvdock.self_test import require_ready
 from kvdock.testing import oracle_of
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, settings_of
-from kvdock_cli.commands._probe import require_ready
 from kvdock_cli.output import emit, say
 from kvdock_cli.reports import demo as report
 from kvdock_cli.reports._report import rendered

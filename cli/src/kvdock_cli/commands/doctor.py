@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from kvdock import AttachConfig, Backend, Finding, Observer
+from kvdock import Backend, Finding, Observer
 from kvdock.config import explain, load_configuration, structure
 from kvdock.errors import KvdockError, PluginError, SettingsError, did_you_mean
 from kvdock.plugin import (
@@ -28,12 +28,10 @@ from kvdock.plugin import (
     try_each,
     usable_entry_points,
 )
+from kvdock.self_test import ask_within, try_backend
 from kvdock.stores import GROUP as STORES_GROUP
 from kvdock_cli import progress, registry
 from kvdock_cli.arguments import patience, settings_of, typed_settings
-from kvdock_cli.commands._probe import Ask, ask_within
-from kvdock_cli.commands._self_test import self_test as try_out
-from kvdock_cli.commands._self_test import summary_of
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports.doctor import (
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
     from kvdock.config import Configuration
 
 GROUP = "kvdock.doctors"
+_LATE = "Look for what it waits for, or raise --timeout."
 
 
 def doctor(
@@ -155,7 +154,7 @@ def diagnose(
     for extra, ask in doctors.items():
         if name in (None, extra.name):
             watch.note = extra.name
-            answers = _within(timeout_s, _asking(ask, settings))
+            answers = ask_within(timeout_s, _asking(ask, settings), _LATE)
             sections.append(Section(extra, rows_of(answers)))
     return Diagnosis(
         sections=sections,
@@ -315,7 +314,7 @@ def _doctors(
     return doctors, tuple(problems)
 
 
-def _asking(ask: Any, settings: Mapping[str, str]) -> Ask:  # noqa: ANN401 - a function of any distribution
+def _asking(ask: Any, settings: Mapping[str, str]) -> Callable[[], Iterable[Finding]]:  # noqa: ANN401 - a function of any distribution
     # What is no function fails when it is called, as a problem of its section.
     return lambda: ask(settings)
 
@@ -328,23 +327,13 @@ def _backend(
     if not probes and not settings and not how.self_test:
         return (Row(State.SKIPPED, "it has nothing to probe"),)
     try:
-        found = typed_settings(backend, settings, "doctor")
+        typed_settings(backend, settings, "doctor")
     except SettingsError as error:
         if how.named:
             raise
         state = State.PROBLEM if settings else State.SKIPPED
         return (Row(state, error.what, error.fix),)
-    config = AttachConfig(settings=found)
-    findings = tuple(_within(how.timeout_s, lambda: backend.probe(config)))
-    if not how.self_test or not all(finding.ok for finding in findings):
-        return rows_of(findings)
-    steps = tuple(_within(how.timeout_s, lambda: try_out(backend, settings)))
-    if not how.verbose and steps and all(one.ok for one in steps):
-        warned = [one for one in steps if one.warning]
-        steps = (summary_of(backend, steps), *warned)
-    return rows_of((*findings, *steps))
-
-
-def _within(timeout_s: float, ask: Ask) -> Iterable[Finding]:
-    hint = "Look for what it waits for, or raise --timeout."
-    return ask_within(timeout_s, ask, hint)
+    trial = try_backend(
+        backend, settings, timeout_s=how.timeout_s, hint=_LATE, pages=how.self_test
+    )
+    return rows_of(trial.findings if how.verbose else trial.short)

@@ -21,6 +21,7 @@ from kvdock import Dock, Finding, Layout, Shard
 from kvdock.config import Drafts, with_configured
 from kvdock.errors import KvdockError, NoRoute, SettingsError
 from kvdock.models import Deployment, assemble, load_model
+from kvdock.self_test import try_engine
 from kvdock_sglang import engine_api
 from kvdock_sglang.attachments import Attachments, alone
 from kvdock_sglang.host_pools import LAYOUTS
@@ -218,7 +219,7 @@ def _examined(
         yield Finding(ok=False, what=what, hint=hint)
     given = collect(extra)
     dock = Dock.for_engine(given.used, given)
-    yield from dock.probe(given)
+    yield from try_engine(dock, given)
     if model[0]:
         yield from _of_model(dock, given, model, flags)
     else:

@@ -24,6 +24,7 @@ from kvdock import Dock, Finding, PoolKind, Shard
 from kvdock.config import count, nest_settings, option, structure, with_configured
 from kvdock.errors import KvdockError, SettingsError
 from kvdock.models import Deployment, assemble, load_model
+from kvdock.self_test import try_engine
 from kvdock.units import format_bytes
 from kvdock_vllm.engine_api import (
     SUPPORTED,
@@ -204,7 +205,7 @@ def _examined(extra: Mapping[str, object], about: _Model) -> Iterator[Finding]:
     given = collect(extra)
     yield _host_memory(given.own.host_memory)
     dock = Dock.for_engine(given.used, given)
-    yield from dock.probe(given)
+    yield from try_engine(dock, given)
     if about.description:
         yield from _of_model(dock, given, about)
     else:

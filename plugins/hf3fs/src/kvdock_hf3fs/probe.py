@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvdock import Block, Finding
+from kvdock import Finding
 from kvdock.errors import KvdockError
-from kvdock.resilience import LateError, run_within
 from kvdock_hf3fs import library
-from kvdock_hf3fs.engine import UsrbioEngine
-from kvdock_hf3fs.rings import Rings
 from kvdock_hf3fs.settings import Mode
-from kvdock_hf3fs.shared_memory import FOLDER, IOVS
 from kvdock_hf3fs.store import existing, mount_of
-from kvdock_segments import check_root, try_engine
+from kvdock_segments import check_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kvdock.arrays import ByteArray
     from kvdock_hf3fs.library import Usrbio
     from kvdock_hf3fs.settings import Hf3fsSettings
-    from kvdock_segments import IOEngine
 
-_LIMIT_S = 5.0
-_PAGE = 64 << 10
 _LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"})
 
 
@@ -77,59 +66,7 @@ def _usrbio(settings: Hf3fsSettings) -> list[Finding]:
             hint="Name the mount point that root lies below (mount).",
         )
     )
-    return [*found, *_within_limit(lambda: _try_rings(usrbio, mount, settings))]
-
-
-def _try_rings(usrbio: Usrbio, mount: str, settings: Hf3fsSettings) -> list[Finding]:
-    """Register memory, and move a page out and back through rings."""
-    try:
-        loan = IOVS.allocate(usrbio, mount, 2 * _PAGE, block=settings.iov_block)
-    except KvdockError as error:
-        return [_bad(error)]
-    found = []
-    try:
-        memory: ByteArray = loan.buffer
-        iovs = IOVS.hold([Block(memory.ctypes.data, memory.nbytes)])
-        found.append(
-            Finding(
-                ok=True,
-                what=f"3FS's daemon registered memory of {FOLDER} by a link in "
-                f"{mount}/3fs-virt/iovs",
-            )
-        )
-        rings = Rings(usrbio, mount, settings.entries, settings.rings)
-        rings.join()
-        engine = UsrbioEngine(
-            usrbio, rings, iovs, chunk=settings.chunk, block=settings.iov_block
-        )
-        try:
-            found.append(_round_trip(engine, memory, settings.root))
-        finally:
-            engine.close()
-    finally:
-        loan.give_back()
     return found
-
-
-def _round_trip(engine: IOEngine, memory: ByteArray, root: Path) -> Finding:
-    """Write a page through a ring, read it by the mount and by a ring."""
-    what = f"a page through rings in {root}"
-    hint = (
-        f"The daemon must see the same {FOLDER}: mount it into containers, and start "
-        "both in one IPC namespace."
-    )
-    begun_s = time.monotonic()
-    try:
-        same = try_engine(engine, root, memory.reshape(2, _PAGE), _LIMIT_S)
-    except OSError as error:
-        why = error.strerror or error
-        return Finding(ok=False, what=f"{what}: {why}", hint=hint)
-    took_s = time.monotonic() - begun_s
-    if not same:
-        return Finding(ok=False, what=f"{what}: other bytes came back", hint=hint)
-    return Finding(
-        ok=True, what=f"{what} was written and read back in {took_s * 1e3:.1f} ms"
-    )
 
 
 def _mounted(settings: Hf3fsSettings) -> list[Finding]:
@@ -160,19 +97,6 @@ def _type_of(root: Path) -> str:
             if place.is_relative_to(folder) and len(folder) >= len(best):
                 best, kind = folder, name
     return kind
-
-
-def _within_limit(call: Callable[[], list[Finding]]) -> list[Finding]:
-    """Run a call that a dead daemon may never end."""
-    try:
-        what = "moving a page through rings"
-        return run_within(time.monotonic() + 2 * _LIMIT_S, call, what)
-    except LateError as error:
-        hint = "Look at the log of 3FS's FUSE daemon, and restart it."
-        return [Finding(ok=False, what=error.what, hint=hint)]
-    except OSError as error:
-        hint = "Look at the log of 3FS's FUSE daemon."
-        return [Finding(ok=False, what=f"rings do not work: {error}", hint=hint)]
 
 
 def _file_of(usrbio: Usrbio) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvdock.errors import KvdockError
 from kvdock.peers.connections import ConnectedPool
 from kvdock.plugin import StorelessPool, StoreWrapper
+from kvdock_nixl.byte_counts import MOVED, Way
 from kvdock_nixl.io_engine import NixlIOEngine
 from kvdock_nixl.peers import Connections
 from kvdock_segments import open_store
@@ -13,7 +15,7 @@ from kvdock_segments import open_store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvdock import AttachConfig, PoolSpec, Region
+    from kvdock import AttachConfig, Batch, BatchResult, PoolSpec, Region
     from kvdock_nixl.settings import NixlSettings
     from kvdock_segments import SegmentStore
 
@@ -29,6 +31,28 @@ class NixlStore(StoreWrapper):
         """Close files and deregister memory; stored pages stay."""
         self.peers.release()
         self.inner.close()
+
+
+class TrialStore(NixlStore):
+    """A store of test pages, which only NIXL may move."""
+
+    def run(self, batch: Batch) -> BatchResult:
+        """Do one batch; what the kernel moved does not show that NIXL works.
+
+        Raises:
+            KvdockError: If the kernel has moved a byte in NIXL's place.
+        """
+        before = MOVED.read()
+        result = self.inner.run(batch)
+        after = MOVED.read()
+        if any(
+            after[way] != before[way] for way in (Way.KERNEL_READ, Way.KERNEL_WRITE)
+        ):
+            raise KvdockError(
+                "NIXL did not move a page, and the kernel did",
+                fix="Use another io, or a file system of another kind.",
+            )
+        return result
 
 
 class NoPages(StorelessPool):
@@ -65,4 +89,5 @@ def open_pool(
     settings.require_root()
     engine = NixlIOEngine.open(settings.io, region.blocks, direct=settings.direct)
     store = open_store(engine, pool, region, config)
-    return NixlStore(store, ConnectedPool.of(config, region.blocks, own))
+    kind = TrialStore if config.trial else NixlStore
+    return kind(store, ConnectedPool.of(config, region.blocks, own))
