@@ -104,13 +104,14 @@ def test_a_planted_flake_is_listed_with_its_first_output_and_passes(
         assert text.count("AssertionError: the first output") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "name", "text"),
     [
         ("slow", "fails", FAILING),
-        pytest.param("quick", "fails", FAILING, marks=pytest.mark.slow),
-        pytest.param("slow", "wrong_bytes", FLAKY, marks=pytest.mark.slow),
-        pytest.param("quick", "killed", FLAKY, marks=pytest.mark.slow),
+        ("quick", "fails", FAILING),
+        ("slow", "wrong_bytes", FLAKY),
+        ("quick", "killed", FLAKY),
     ],
 )
 def test_what_fails_twice_or_may_not_fail_once_fails_the_run(
@@ -148,6 +149,7 @@ def test_wrong_bytes_kills_tenants_and_identity_are_never_tried_again(
     assert second_try.may_repeat("tests/test_a.py::test_a_deadline", "tests/test_a.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "status"), [(FLAKY, 1), ("def test_{name}(): 0", 0)])
 def test_a_repeated_test_shows_its_first_failure(
     tmp_path: Path, text: str, status: int
