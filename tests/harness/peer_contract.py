@@ -328,7 +328,7 @@ class PeerContract:
             sender.go_on()
             outcomes, _, _ = sender.call("end", turn)
             assert np.all(receiver.memory == 3), "bytes landed after the withdrawal"
-            amid += int(begun < BYTES >> 12 and Outcome.UNAVAILABLE in outcomes)
+            amid += bool(begun < BYTES >> 12 and Outcome.UNAVAILABLE in outcomes)
             endpoint, _ = receiver.call("endpoint")
             number = sender.call("connect", endpoint)
         assert amid, "the sender was never stopped in the middle"

@@ -63,7 +63,9 @@ def accept_nothing(ports: frozenset[int]) -> None:
     for one in own_tcp_sockets():
         with contextlib.suppress(OSError):
             if listens(one) and one.getsockname()[1] in ports:
-                _deafen(one)
+                program = ctypes.create_string_buffer(_DROP, len(_DROP))
+                given = struct.pack("@HP", 1, ctypes.addressof(program))
+                one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
 
 
 def end_connections(ports: frozenset[int]) -> None:
@@ -75,12 +77,6 @@ def end_connections(ports: frozenset[int]) -> None:
         with contextlib.suppress(OSError):
             if not listens(one) and one.getsockname()[1] in ports:
                 one.shutdown(socket.SHUT_RDWR)
-
-
-def _deafen(one: socket.socket) -> None:
-    program = ctypes.create_string_buffer(_DROP, len(_DROP))
-    given = struct.pack("@HP", 1, ctypes.addressof(program))
-    one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, given)
 
 
 _ESTABLISHED = 1
@@ -186,10 +182,9 @@ class BoundPorts:
             known = {one.fileno(): one for one in sockets}
             for number in known:
                 waiting.register(number, select.POLLIN)
-            ready = [known[number] for number, _ in waiting.poll(_ROUND_S * 1000)]
-            for one in ready:
+            for number, _ in waiting.poll(_ROUND_S * 1000):
                 with contextlib.suppress(OSError):
-                    one.accept()[0].close()
+                    known[number].accept()[0].close()
 
     def give_back(self) -> None:
         """Give all ports back; what comes late may reach something else then.

@@ -379,10 +379,9 @@ class UcxAgent:
             self._raw = None
             atexit.unregister(self._stop_answering)
             with BOUND.keep(self._ports) if self._listens else nullcontext():
-                if self._listens:
-                    # UCX would take leave of each sender. One that still has rows to
-                    # write there frees a connection as it reads that, and writes on
-                    # with it: SIGSEGV in `uct_tcp_iface_progress` (1.23).
-                    end_connections(self._ports)
+                # UCX would take leave of each sender. One that still has rows to write
+                # there frees a connection as it reads that, and writes on with it:
+                # SIGSEGV in `uct_tcp_iface_progress` (1.23).
+                end_connections(self._ports)
                 del raw
         return not self._open_end
