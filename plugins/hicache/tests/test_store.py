@@ -15,6 +15,7 @@ import pytest
 from kvdock import AttachConfig, Batch, MemoryGate, Operation, Outcome
 from kvdock.config import structure
 from kvdock.errors import AttachError, SettingsError
+from kvdock_hicache import plugin
 from kvdock_hicache.plugin import kvdock_probe
 from kvdock_hicache.settings import Form, HiCacheSettings
 from kvdock_hicache.storage import FoundClass
@@ -122,8 +123,8 @@ def test_nothing_is_deleted_and_nothing_is_cleared(space: str) -> None:
     store = opened(space)
     data = put(store, 2)
     for operation in (Operation.DELETE, Operation.CLEAR):
-        found = store.run(batch(operation, data)).outcomes.tolist()
-        assert found == [Outcome.REFUSED] * 2
+        answer = plugin.kvdock_batch_io(store, batch(operation, data))
+        assert answer.outcomes.tolist() == [Outcome.REFUSED] * 2
     assert len(standins.SPACES[space]) == 2
 
 

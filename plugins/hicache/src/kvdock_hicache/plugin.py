@@ -23,7 +23,7 @@ from kvdock.errors import AttachError
 from kvdock_hicache.settings import HiCacheSettings
 
 if TYPE_CHECKING:
-    from kvdock import PoolSpec, Region
+    from kvdock import Batch, BatchResult, PoolSpec, Region
     from kvdock_hicache.store import HiCacheStore
 
 
@@ -93,3 +93,13 @@ def kvdock_register_pool(
 
     del pool, region
     return HiCacheStore(config)
+
+
+@hookimpl
+def kvdock_batch_io(store: HiCacheStore, batch: Batch) -> BatchResult:
+    """Refuse what no class has a call for: to delete one object, or one namespace."""
+    from kvdock import BatchResult, Operation, Outcome  # noqa: PLC0415 - numpy
+
+    if batch.operation in (Operation.EXISTS, Operation.PUT, Operation.GET):
+        return store.run(batch)
+    return BatchResult.all(batch, Outcome.REFUSED)
