@@ -82,7 +82,8 @@ def _in_one_block(numbers: npt.ArrayLike) -> Int64Array:
     return np.ascontiguousarray(numbers, np.int64)
 
 
-@attrs.define(eq=False, kw_only=True)
+# Attributes are set for each call: without a frame for each of them.
+@attrs.define(eq=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
 class Movement:
     """Objects that go between host memory and files: each `move` takes some of them.
 
