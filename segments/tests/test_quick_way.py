@@ -428,7 +428,7 @@ def test_batches_end_alike_in_compiled_code_and_in_python(
 def test_the_usual_batch_takes_the_quick_way(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depot = open_depot()
+    depot = open_depot(segment_bytes=16 << 10)  # of two pages at first
 
     def thorough(*_: object) -> None:
         raise AssertionError("the thorough way was taken")
@@ -442,6 +442,8 @@ def test_the_usual_batch_takes_the_quick_way(
     gate = MemoryGate()
     assert depot.put([MOST_PAGES + 1], gate=gate).ok.all()
     assert depot.get([3, MOST_PAGES + 1], gate=gate) == [Outcome.OK] * 2
+    every = [*range(MOST_PAGES)]
+    assert depot.get(every[::-1]) == [Outcome.OK] * MOST_PAGES
 
 
 def test_own_renames_do_not_make_a_process_read_its_folder_again(
