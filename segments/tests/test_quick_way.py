@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvdock import native
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
-from kvdock_segments import catalog, directory
+from kvdock_segments import IORequest, IOResult, PosixIOEngine, catalog, directory
 from kvdock_segments.format import RECORD, records_of, with_checksums
 from kvdock_segments.index import ABSENT, Index
 from kvdock_segments.index_file import read_contents
@@ -345,8 +345,18 @@ def state_of(depot: Depot) -> Any:
     return rows, by_use, sorted(on_disk), numbers, index.table.used, counts
 
 
+class ForeignEngine(PosixIOEngine):
+    """Has arrays of its own, as engines over other libraries do."""
+
+    def move(self, request: IORequest) -> IOResult:
+        return super().move(attrs.evolve(request, movement=None))
+
+
 @few_depots
-@given(trial=st.lists(steps(), min_size=1, max_size=8), direct=st.booleans())
+@given(
+    trial=st.lists(steps(), min_size=1, max_size=8),
+    engine=st.sampled_from(["usual", "direct", "foreign"]),
+)
 @example(
     trial=[
         Step(Operation.PUT, [*range(60)]),
@@ -362,7 +372,11 @@ def state_of(depot: Depot) -> Any:
         Step(Operation.PUT, [80, 81, 80]),
         Step(Operation.GET, [5, 6], narrow=True),
     ],
-    direct=False,
+    engine="usual",
+)
+@example(
+    trial=[Step(Operation.PUT, [*range(60)]), Step(Operation.GET, [*range(60)])],
+    engine="foreign",
 )
 @example(
     trial=[
@@ -374,7 +388,7 @@ def state_of(depot: Depot) -> Any:
         Step(Operation.PUT, [*range(50, 60)]),
         Step(Operation.GET, [*range(20, 60)]),
     ],
-    direct=False,
+    engine="usual",
 )
 @example(
     trial=[
@@ -385,10 +399,10 @@ def state_of(depot: Depot) -> Any:
         Step(Operation.PUT, [*range(10)]),
         Step(Operation.GET, [*range(10)]),
     ],
-    direct=True,
+    engine="direct",
 )
 def test_batches_end_alike_in_compiled_code_and_in_python(
-    open_depot: OpenDepot, tmp_path: Path, trial: list[Step], *, direct: bool
+    open_depot: OpenDepot, tmp_path: Path, trial: list[Step], engine: str
 ) -> None:
     seen: list[Any] = []
     for way in ("compiled", "python"):
@@ -400,7 +414,9 @@ def test_batches_end_alike_in_compiled_code_and_in_python(
             patch.setattr(catalog, "_LONGEST_S", 0.0)
             numbers = iter(range(1, 1000))
             patch.setattr("secrets.randbits", lambda _: next(numbers))  # noqa: B023
-            depot = open_depot(tmp_path / way, direct=direct)
+            kind = ForeignEngine if engine == "foreign" else PosixIOEngine
+            moves = kind(2, direct=engine == "direct")
+            depot = open_depot(tmp_path / way, engine=moves)
             results = [run(depot, step) for step in trial]
             seen.append((results, state_of(depot)))
             depot.store.close()
@@ -412,7 +428,7 @@ def test_batches_end_alike_in_compiled_code_and_in_python(
 def test_the_usual_batch_takes_the_quick_way(
     open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depot = open_depot()
+    depot = open_depot(segment_bytes=16 << 10)  # of two pages at first
 
     def thorough(*_: object) -> None:
         raise AssertionError("the thorough way was taken")
@@ -426,6 +442,8 @@ def test_the_usual_batch_takes_the_quick_way(
     gate = MemoryGate()
     assert depot.put([MOST_PAGES + 1], gate=gate).ok.all()
     assert depot.get([3, MOST_PAGES + 1], gate=gate) == [Outcome.OK] * 2
+    every = [*range(MOST_PAGES)]
+    assert depot.get(every[::-1]) == [Outcome.OK] * MOST_PAGES
 
 
 def test_own_renames_do_not_make_a_process_read_its_folder_again(

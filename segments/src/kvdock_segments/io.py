@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import Int32Array, Int64Array, UInt64Array
     from kvdock.batch import MemoryGate
     from kvdock.native import Movement
-    from kvdock_segments.helpers import Tasks
+    from kvdock_segments.io_threads import Tasks
 
 Token = Any
 """What `IOEngine.open_file` returns; the store keeps it and never looks into it."""

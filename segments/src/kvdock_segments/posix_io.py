@@ -29,7 +29,6 @@ from kvdock import native
 from kvdock.synchronization import ProcessGuard
 from kvdock_segments import paths
 from kvdock_segments.bounce import BLOCK, BounceBuffer
-from kvdock_segments.helpers import Helpers, Tasks, Work
 from kvdock_segments.io import (
     DEADLINE,
     EMPTY_CHECKSUM,
@@ -44,6 +43,7 @@ from kvdock_segments.io import (
     plan_request,
     tasks_of,
 )
+from kvdock_segments.io_threads import Helpers, Tasks, Work
 
 if TYPE_CHECKING:
     from kvdock.batch import MemoryGate

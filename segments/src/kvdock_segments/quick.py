@@ -1,9 +1,9 @@
 """The quick way of a batch: in compiled code, or not at all.
 
-It takes a get whose pages are all there and of one size, in up to 16 segments, and a
-put of pages of one size of which none is there. For any other batch it answers None and
-has decided nothing: then the thorough way in `reader` or `writer` finds out what is
-wrong. Without a C compiler that one does everything.
+It takes a get whose pages are all there and of one size, and a put of pages of one size
+of which none is there. For any other batch it answers None and has decided nothing:
+then the thorough way in `reader` or `writer` finds out what is wrong. Without a C
+compiler that one does everything.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class Writer:
             self._set_aside(reserved.active, slots[wrong])
             rows, sums = rows[good], sums[good]
         promised = 0
-        records = self._made_records(fresh, rows, segment.name.segment, tenant)
+        records = self._made_records(fresh, rows, sums, segment.name.segment, tenant)
         if records is None:
             times, promised = self._times_of(fresh, rows, segment)
             records = records_of(
@@ -260,12 +260,18 @@ class Writer:
         return outcomes
 
     def _made_records(
-        self, fresh: PutBatch, rows: Int64Array, segment: int, tenant: int
+        self,
+        fresh: PutBatch,
+        rows: Int64Array,
+        sums: UInt64Array,
+        segment: int,
+        tenant: int,
     ) -> Records | None:
         """Make the records of what was written in compiled code; None without it."""
         call, compiled, count = fresh.call, native.library(), len(rows)
         if call is None or compiled is None:
             return None
+        call.movement.sums[:count] = sums  # an engine may have arrays of its own
         digests = native.address_of(fresh.digests)
         compiled.record(call.address, digests, int(rows[0]), count, segment, tenant)
         return call.records[:count]

@@ -82,7 +82,8 @@ def _in_one_block(numbers: npt.ArrayLike) -> Int64Array:
     return np.ascontiguousarray(numbers, np.int64)
 
 
-@attrs.define(eq=False, kw_only=True)
+# Attributes are set for each call: without a frame for each of them.
+@attrs.define(eq=False, kw_only=True, on_setattr=attrs.setters.NO_OP)
 class Movement:
     """Objects that go between host memory and files: each `move` takes some of them.
 
@@ -106,8 +107,11 @@ class Movement:
     sums: UInt64Array = attrs.field(repr=False)
     nbytes: Int64Array = attrs.field(repr=False)
     errors: Int32Array = attrs.field(repr=False)
-    # What the library reads, kept for as long as it does.
-    _read: tuple[object, ...] = attrs.field(default=(), init=False, repr=False)
+    # What the library reads, kept for as long as it does; see `begin`.
+    write: int = attrs.field(default=0, init=False)
+    addresses: Int64Array = attrs.field(init=False, repr=False)
+    sizes: Int64Array = attrs.field(init=False, repr=False)
+    _expected: UInt64Array | None = attrs.field(default=None, init=False, repr=False)
     _words: Int64Array = attrs.field(init=False, repr=False)
     _at: int = attrs.field(init=False, repr=False)
 
@@ -155,7 +159,8 @@ class Movement:
         head = [write, addresses.shape[1], stride, granule, block, flags, int(ends_ns)]
         self._words[:7] = head
         self._words[10:13] = [address_of(addresses), address_of(rows), sums]
-        self._read = (addresses, rows, expected)
+        self.write, self.addresses, self.sizes = write, addresses, rows
+        self._expected = expected
 
     def leave_uncached(self, first: int, stop: int) -> None:
         """Make rows `LEFT` that take several calls, or may wait for a disk.

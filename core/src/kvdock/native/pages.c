@@ -367,7 +367,6 @@ EXPORT void kvdock_move(const Move *m, int64_t first, int64_t stop) {
 #define ROW 0xFFFFFFFFu    /* of a lane: the number of a row, plus 1; above it a tag */
 #define TOMB ROW           /* a lane whose key is gone; behind it others may follow */
 #define ABSENT -1
-#define FILES 16           /* most segments of a call */
 #define RECORD_WORDS 8
 enum { LOW, HIGH, CHECKSUM, TIMES, STORED, SEGMENT, PLACE, CHECK }; /* words of a record */
 #define SLOT_SHIFT 48      /* of PLACE; its lower half is the tenant */
@@ -454,7 +453,6 @@ EXPORT int64_t kvdock_look(const Index *index, const Call *c, const uint64_t *di
     if (index->words[c->rows[i] * RECORD_WORDS + TIMES] & EXPIRY) return ABSENT;
     if (!segments || c->segments[last] != number)
       for (last = 0; last < segments && c->segments[last] != number;) last++;
-    if (last == FILES) return ABSENT;
     if (last == segments) c->segments[segments++] = number;
     c->file_of[i] = last;
   }
