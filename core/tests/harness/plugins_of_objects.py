@@ -128,7 +128,6 @@ class Functions(Objects):
 
 
 def loaded(plugin: object, name: str) -> Backend:
-    """Validate a plugin and return its backend."""
     accepted = validate_plugin(plugin, name, "tests")
     # What it declares of integrity is to count.
     candidate = Candidate(

@@ -69,11 +69,9 @@ class DictShelf:
     blobs: dict[str, bytes] = attrs.field(factory=dict)
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob, or None."""
         return self.blobs.get(key)
 
     def write(self, key: str, blob: bytes) -> None:
-        """Keep a blob."""
         self.blobs[key] = blob
 
     def remove(self, key: str) -> None:
@@ -102,7 +100,6 @@ class FolderShelf:
         return self.root / hashlib.sha256(head.encode()).hexdigest() / name
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob, or None."""
         try:
             fd = os.open(self.path(key), os.O_RDONLY)
         except FileNotFoundError:
@@ -138,7 +135,6 @@ class FolderShelf:
         self.path(key).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Return all names."""
         return [
             path.read_text()
             for path in sorted(self.root.glob("*/*.key"))
@@ -281,7 +277,6 @@ class MemoryReference:
         return self.times.setdefault(settings.store, {})
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return the shelf of that name."""
         return self.shelves.setdefault(settings.store, DictShelf())
 
     @hookimpl
@@ -295,11 +290,9 @@ class MemoryReference:
 
     @hookimpl
     def kvdock_batch_io(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Do one batch."""
         return self.run(handle, batch)
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Do one batch, key by key."""
         outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
         kept = np.zeros(len(batch), np.bool_)
         for row in range(len(batch)):
@@ -314,7 +307,6 @@ class MemoryReference:
         )
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Do one key of a batch."""
         key = batch.keys[row]
         if len(key.encode()) > self.manifest().max_key_bytes:
             return Outcome.REFUSED
@@ -494,7 +486,6 @@ class MemoryReference:
 
     @hookimpl
     def kvdock_release(self, handle: Handle) -> None:
-        """Release a pool."""
         handle.blocks = ()
 
 
@@ -526,7 +517,6 @@ class ShelfOracle(Oracle):
         self.shelf = shelf
 
     def peek(self, key: str) -> bytes | None:
-        """Return the stored bytes."""
         blob = self.shelf.read(key)
         return None if blob is None else blob[CHECK_BYTES:]
 

@@ -42,16 +42,13 @@ class ServerShelf:
             self.lock.release()
 
     def of(self, key: str) -> Client:
-        """Return the server of a key."""
         return self.clients[blake2b(key.encode()).digest()[0] % len(self.clients)]
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob, or None."""
         found: bytes | None = self.ask(self.of(key), "read", key)
         return found
 
     def write(self, key: str, blob: bytes) -> None:
-        """Keep a blob."""
         self.ask(self.of(key), "write", key, blob)
 
     def remove(self, key: str) -> None:
@@ -59,7 +56,6 @@ class ServerShelf:
         self.ask(self.of(key), "remove", key)
 
     def names(self) -> Sequence[str]:
-        """Return all names."""
         return [name for one in self.clients for name in self.ask(one, "names")]
 
     def used(self) -> int:
@@ -105,7 +101,6 @@ class ServerReference(MemoryReference):
 
     @hookimpl
     def kvdock_release(self, handle: Handle) -> None:
-        """Release a pool."""
         assert isinstance(handle.shelf, ServerShelf)
         for client in handle.shelf.clients:
             client.close()
@@ -123,7 +118,6 @@ class ServerOracle(ShelfOracle):
         self.servers = servers
 
     def close(self) -> None:
-        """Close its connections."""
         for client in self.shelf.clients:
             client.close()
 

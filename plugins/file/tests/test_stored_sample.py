@@ -26,7 +26,6 @@ NAMES = [pool.name for pool in POOLS]
 
 @pytest.fixture(params=stored_sample.SAMPLES)
 def sample(request: pytest.FixtureRequest) -> str:
-    """Return the name of a sample."""
     return str(request.param)
 
 

@@ -35,7 +35,6 @@ class UseMakesPages(MemoryMutant):
 
     @hookimpl
     def kvdock_touch(self, handle: Handle, keys: Sequence[str]) -> None:
-        """Make entries."""
         for key in keys:
             if handle.shelf.read(key) is None:
                 handle.shelf.write(key, sealed(key, b""))
@@ -49,7 +48,6 @@ class RemovalsRepeated(MemoryMutant):
 
     @hookimpl
     def kvdock_removed(self, handle: Handle, limit: int) -> Sequence[str]:
-        """Forget nothing."""
         handle.track_limit = limit
         return [key for key in handle.tracked if handle.shelf.read(key) is None]
 
@@ -61,7 +59,6 @@ class TrackedWithoutLimit(MemoryMutant):
     caught_by = "test_no_more_pages_are_tracked_than_were_asked_for"
 
     def track(self, handle: Handle, key: str) -> None:
-        """Keep it, if that was asked for."""
         if handle.track_limit:
             handle.tracked[key] = None
 
@@ -74,6 +71,5 @@ class RoomOfOnePool(MemoryMutant):
 
     @hookimpl
     def kvdock_capacity(self, handle: Handle) -> Capacity:
-        """Count what this handle keeps track of."""
         blobs = [handle.shelf.read(key) for key in handle.tracked]
         return Capacity(sum(len(blob) for blob in blobs if blob), handle.quota_bytes)

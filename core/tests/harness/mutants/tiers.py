@@ -24,7 +24,6 @@ class OneShelfForAllTiers(MemoryMutant):
     caught_by = "test_a_tier_answers_with_its_own_pages_alone"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return the shelf of the first that asked."""
         del settings
         return self.shelves.setdefault("", DictShelf())
 
@@ -36,7 +35,6 @@ class CopiesAcknowledgedAndLost(MemoryMutant):
     caught_by = "test_every_tier_gets_what_was_stored"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Lose what comes after the first few."""
         if len(handle.shelf.names()) >= 3:
             return Outcome.OK
         return super().put(handle, key, data)
@@ -49,7 +47,6 @@ class DamagePassedOn(FolderMutant):
     caught_by = "test_a_damaged_page_is_not_promoted"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Compare the length alone."""
         blob = handle.shelf.read(key)
         if blob is None or len(blob) != CHECK_BYTES + nbytes:
             return Outcome.ABSENT, b""
@@ -67,7 +64,6 @@ class CopiesNeverEnd(MemoryMutant):
         self.first: Shelf | None = None
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Hang in a put to another shelf than the first one."""
         if batch.operation is Operation.PUT:
             self.first = self.first or handle.shelf
             if handle.shelf is not self.first:
@@ -83,7 +79,6 @@ class RemovalTooEarly(MemoryMutant):
 
     @hookimpl
     def kvdock_removed(self, handle: Handle, limit: int) -> Sequence[str]:
-        """Report the oldest half."""
         handle.track_limit = limit
         gone = list(handle.tracked)[: len(handle.tracked) // 2]
         for key in gone:
