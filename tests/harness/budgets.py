@@ -87,7 +87,6 @@ def _most(budget: Budget) -> int:
 
 
 def written(budgets: Budgets) -> str:
-    """Return the file."""
     lines = [HEAD]
     for section, about in SECTIONS.items():
         lines += [f"[{section}]", *([f"# {about}"] if about else ())]
@@ -102,7 +101,6 @@ def written(budgets: Budgets) -> str:
 
 
 def source_figures(root: Path = ROOT) -> Figures:
-    """Return the figures of the source."""
     return {
         f"{kind}.{package}": counts[kind]
         for package, counts in sizes(root).items()

@@ -63,12 +63,10 @@ class EngineEnvironment:
 
     @property
     def folder(self) -> Path:
-        """The environment."""
         return ROOT / f".venv-{self.engine}"
 
     @property
     def python(self) -> Path:
-        """Its Python."""
         return self.folder / "bin" / "python"
 
     def _python(self, *arguments: str) -> None:

@@ -43,7 +43,6 @@ def failure(test: str, arguments: list[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Repeat it."""
     times, test, *rest = arguments
     failures = 0
     with load():

@@ -61,7 +61,6 @@ class Failures:
             self.failed.append(report)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write them."""
         hook = session.config.hook
         record = {
             "status": int(session.exitstatus),

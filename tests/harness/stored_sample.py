@@ -237,7 +237,6 @@ class Rank:
 
 
 def generations() -> list[range]:
-    """Return the pages of each generation."""
     return [range(n * GENERATION, (n + 1) * GENERATION) for n in range(GENERATIONS)]
 
 

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 START_S = 300.0
 """How long importing may take, on a machine that others use."""
@@ -140,36 +140,30 @@ def _importing(
             server.wait(START_S)
 
 
-def _become(request: Mapping[str, Any]) -> None:
+def _become(request: Mapping[str, Any]) -> NoReturn:
     """Go on as a process of its own would begin, and end as it would."""
-    status = 1
-    try:
-        os.setsid()
-        with Path(request["log"]).open("w") as log:
-            for stream in (1, 2):
-                os.dup2(log.fileno(), stream)
-        os.environ.clear()
-        os.environ.update(request["environ"])
-        sys.argv[:] = request["command"]
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - the log has it, as that of any script
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    os.setsid()
+    with Path(request["log"]).open("w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    environ = request["environ"]
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv[:] = request["command"]
+    path = [one for one in environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:0] = [str(Path(sys.argv[0]).parent), *path]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.exit()
 
 
 def _serve(link: socket.socket) -> None:
-    for line in link.makefile("r"):
+    requests = link.makefile("r")
+    for line in requests:
         request = json.loads(line)
         if "wait" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
         elif not (answer := os.fork()):
+            requests.close()
             link.close()
             _become(request)
         link.sendall(f"{answer}\n".encode())

@@ -71,11 +71,9 @@ class DictShelf:
     blobs: dict[str, bytes] = attrs.field(factory=dict)
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob, or None."""
         return self.blobs.get(key)
 
     def write(self, key: str, blob: bytes) -> None:
-        """Keep a blob."""
         self.blobs[key] = blob
 
     def remove(self, key: str) -> None:
@@ -104,7 +102,6 @@ class FolderShelf:
         return self.root / hashlib.sha256(head.encode()).hexdigest() / name
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob, or None."""
         try:
             fd = os.open(self.path(key), os.O_RDONLY)
         except FileNotFoundError:
@@ -140,7 +137,6 @@ class FolderShelf:
         self.path(key).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """Return all names."""
         return [
             path.read_text()
             for path in sorted(self.root.glob("*/*.key"))
@@ -299,7 +295,6 @@ class MemoryReference:
         return self.times.setdefault(settings.store, {})
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return the shelf of that name."""
         return self.shelves.setdefault(settings.store, DictShelf())
 
     @hookimpl
@@ -312,7 +307,6 @@ class MemoryReference:
         return key_suffixes(pool, shard)
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Do one batch, key by key."""
         outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
         kept = np.zeros(len(batch), np.bool_)
         for row in range(len(batch)):
@@ -327,7 +321,6 @@ class MemoryReference:
         )
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Do one key of a batch."""
         key = batch.keys[row]
         if len(key.encode()) > self.manifest().max_key_bytes:
             return Outcome.REFUSED
@@ -546,7 +539,6 @@ class ShelfOracle(Oracle):
         self.shelf = shelf
 
     def peek(self, key: str) -> bytes | None:
-        """Return the stored bytes."""
         blob = self.shelf.read(key)
         return None if blob is None else blob[CHECK_BYTES:]
 

@@ -41,16 +41,13 @@ class ServerShelf:
             self.lock.release()
 
     def of(self, key: str) -> Client:
-        """Return the server of a key."""
         return self.clients[blake2b(key.encode()).digest()[0] % len(self.clients)]
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob, or None."""
         found: bytes | None = self.ask(self.of(key), "read", key)
         return found
 
     def write(self, key: str, blob: bytes) -> None:
-        """Keep a blob."""
         self.ask(self.of(key), "write", key, blob)
 
     def remove(self, key: str) -> None:
@@ -58,7 +55,6 @@ class ServerShelf:
         self.ask(self.of(key), "remove", key)
 
     def names(self) -> Sequence[str]:
-        """Return all names."""
         return [name for one in self.clients for name in self.ask(one, "names")]
 
     def used(self) -> int:
@@ -121,7 +117,6 @@ class ServerOracle(ShelfOracle):
         self.servers = servers
 
     def close(self) -> None:
-        """Close its connections."""
         for client in self.shelf.clients:
             client.close()
 

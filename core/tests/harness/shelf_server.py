@@ -26,7 +26,6 @@ START_S = 20.0
 
 
 def send(link: socket.socket, what: object) -> None:
-    """Send one message."""
     data = pickle.dumps(what)
     link.sendall(struct.pack("!I", len(data)) + data)
 
@@ -145,7 +144,6 @@ class Servers:
             self.ports.append(port)
 
     def stop(self, number: int) -> None:
-        """Kill one."""
         process = self.processes[number]
         process.kill()
         process.wait()
@@ -235,7 +233,6 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Close the connection."""
         if self.link is not None:
             self.link.close()
         self.link = None

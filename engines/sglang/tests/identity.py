@@ -58,7 +58,6 @@ def run(only: str, limit_s: float, *, missing: bool) -> dict[str, Any]:
 
 
 def recorded_cases() -> dict[str, Any]:
-    """Return what the record has of each case."""
     found: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     return dict(found.get("cases", {}))
 

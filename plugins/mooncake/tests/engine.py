@@ -63,7 +63,6 @@ class Pool:
 
     @property
     def client(self) -> int:
-        """Which client of the plugin it has."""
         (attached,) = self.attachment.pools_by_name.values()
         handle: Any = attached.handle
         return id(handle.client)

@@ -16,7 +16,6 @@ class MemoryNeverBrought(OwnMemoryReference, MemoryMutant):
 
     @hookimpl
     def kvdock_allocate(self, nbytes: int, config: AttachConfig) -> HostMemory | None:
-        """Leave the memory to the caller."""
         del nbytes, config
         return None
 
@@ -31,7 +30,6 @@ class MemoryOutOfReach(OwnMemoryReference, MemoryMutant):
     raises = "KvdockError"
 
     def new_piece(self, nbytes: int) -> Piece:
-        """Forget to note it."""
         piece = super().new_piece(nbytes)
         self.pieces.remove(piece)
         return piece
@@ -44,7 +42,6 @@ class MemoryTakenFromUnderAPool(OwnMemoryReference, MemoryMutant):
     caught_by = "test_memory_that_was_given_back_stays_until_its_pool_is_released"
 
     def take_back(self, piece: Piece) -> None:
-        """Wipe it at once."""
         super().take_back(piece)
         piece.array[:] = WIPED
 
@@ -56,7 +53,6 @@ class MemoryLentTwice(OwnMemoryReference, MemoryMutant):
     caught_by = "test_memory_that_was_given_back_stays_until_its_pool_is_released"
 
     def new_piece(self, nbytes: int) -> Piece:
-        """Take any that fits and was given back."""
         for piece in self.pieces:
             if not piece.lent and len(piece.array) == nbytes:
                 piece.lent = True

@@ -24,7 +24,6 @@ class ShiftedAfterAHole(MemoryMutant):
     caught_by = "test_a_missing_key_does_not_shift_the_others"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Read all that is there, then fill rows from the top."""
         if batch.operation is not Operation.GET:
             return super().run(handle, batch)
         sizes = batch.object_bytes
@@ -44,7 +43,6 @@ class ResultByPosition(MemoryMutant):
     caught_by = "test_exists_answers_each_key_for_itself"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Put what completed first first: the misses."""
         result = super().run(handle, batch)
         return BatchResult.of(batch, np.sort(result.outcomes)[::-1])
 
@@ -56,7 +54,6 @@ class MinimumOfMaxima(MemoryMutant):
     caught_by = "test_sparse_pages_allow_what_the_hit_policy_says"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Answer with the longest prefix that ends on an existing page."""
         result = super().run(handle, batch)
         if batch.operation is not Operation.EXISTS or not result.ok.any():
             return result
@@ -72,7 +69,6 @@ class PrefixOnly(MemoryMutant):
     caught_by = "test_exists_answers_each_key_for_itself"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Answer with the leading run."""
         result = super().run(handle, batch)
         if batch.operation is not Operation.EXISTS:
             return result
@@ -87,7 +83,6 @@ class OneAnswerForAll(MemoryMutant):
     caught_by = "test_a_key_over_the_limit_is_refused_and_alone"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Give every key the worst outcome."""
         result = super().run(handle, batch)
         if batch.operation is Operation.EXISTS or not len(batch):
             return result
@@ -102,7 +97,6 @@ class TrueForAList(MemoryMutant):
     raises = "BatchError"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Answer puts of what is there already with a word."""
         if batch.operation is Operation.PUT and all(
             self.exists(handle, key) is Outcome.OK for key in batch.keys
         ):
@@ -118,7 +112,6 @@ class EmptyBatchRaises(MemoryMutant):
     raises = "IndexError"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Look at the first key without asking whether there is one."""
         self.exists(handle, batch.keys[0])
         return super().run(handle, batch)
 
@@ -130,7 +123,6 @@ class FirstHundredAndTwentyEight(MemoryMutant):
     caught_by = "test_a_batch_of_many_pages_is_answered_whole"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Serve small batches only."""
         if len(batch) > 128 and batch.operation is not Operation.EXISTS:
             return BatchResult.all(batch, Outcome.ERROR)
         return super().run(handle, batch)
@@ -143,7 +135,6 @@ class SmallerBatchThanDeclared(MemoryMutant):
     caught_by = "test_a_batch_of_the_largest_size_is_taken"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Leave the second half unanswered."""
         result = super().run(handle, batch)
         codes = result.outcomes.copy()
         codes[256:] = Outcome.REFUSED
@@ -157,7 +148,6 @@ class DuplicatesFold(MemoryMutant):
     caught_by = "test_a_key_twice_in_a_batch_is_answered_twice"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Serve only the last of equal keys."""
         result = super().run(handle, batch)
         last = {key: row for row, key in enumerate(batch.keys)}
         mine = [last[key] == row for row, key in enumerate(batch.keys)]
@@ -171,7 +161,6 @@ class AbsentIsAnError(MemoryMutant):
     caught_by = "test_absent_is_the_word_for_what_was_never_stored"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Fail where there is nothing."""
         outcome, data = super().get(handle, key, nbytes)
         return (Outcome.ERROR if outcome is Outcome.ABSENT else outcome), data
 
@@ -187,7 +176,6 @@ class StaleCompletion(MemoryMutant):
         self.late: list[bytes] = []
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Queue completions; what timed out is still in the queue."""
         if batch.operation is not Operation.GET:
             return super().run(handle, batch)
         if batch.remaining_s() <= 0:
@@ -209,7 +197,6 @@ class NoDeadline(MemoryMutant):
     caught_by = "test_a_call_whose_time_is_over_ends_at_once_and_lies_about_nothing"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Wait for a server that is away, deadline or not."""
         if batch.remaining_s() <= 0:
             time.sleep(2.0)
         return super().run(handle, attrs.evolve(batch, deadline_s=float("inf")))
@@ -222,7 +209,6 @@ class FewerPagesThanDeclared(MemoryMutant):
     caught_by = "test_a_batch_of_the_largest_size_moves_its_bytes"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Fail what its buffers do not hold."""
         if batch.addresses.size and len(batch) > MOST_BUFFERS:
             return BatchResult.all(batch, Outcome.ERROR)
         return super().run(handle, batch)
@@ -235,7 +221,6 @@ class BytesAfterTheAnswer(MemoryMutant):
     caught_by = "test_no_byte_comes_after_the_answer"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Continue on another thread after the deadline."""
         if batch.operation is not Operation.GET or batch.remaining_s() > SHORT_S:
             return super().run(handle, batch)
         rest = attrs.evolve(batch, deadline_s=float("inf"))

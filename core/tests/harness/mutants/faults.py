@@ -23,7 +23,6 @@ class EmptyAfterATimeout(MemoryMutant):
     caught_by = "test_what_was_stored_before_a_fault_is_there_after_it"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Start over after the deadline."""
         if time.monotonic() >= batch.deadline_s:
             for key in handle.shelf.names():
                 handle.shelf.remove(key)
@@ -44,10 +43,8 @@ class SizesOfTheModel(MemoryMutant):
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
     ) -> Handle:
-        """Take the size of a slot from the shape of the pool."""
         self.largest = max(self.largest, pool.page_bytes(config.shard))
         return super().kvdock_register_pool(pool, region, config)
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Keep what fits into a slot."""
         return super().put(handle, key, data[: self.largest])

@@ -29,7 +29,6 @@ class KeyWithoutRank(MemoryMutant):
     caught_by = "test_no_two_objects_share_a_suffix"
 
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Spell everything but who holds what."""
         right = super().suffixes(pool, shard)
         return tuple(re.sub(r"\.[HRD]\d+(-|of)\d+", "", one) for one in right)
 
@@ -41,7 +40,6 @@ class DraftKeyWithoutRank(MemoryMutant):
     caught_by = "test_an_mha_draft_on_an_mla_target_is_whole_on_every_rank"
 
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Forget the heads of drafts only."""
         right = super().suffixes(pool, shard)
         if not pool.draft:
             return right
@@ -55,7 +53,6 @@ class KeyWithoutPool(MemoryMutant):
     caught_by = "test_no_two_objects_share_a_suffix"
 
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Spell all but the pool."""
         right = super().suffixes(pool, shard)
         return tuple(one.replace(f".{pool.name}", ".page", 1) for one in right)
 
@@ -67,7 +64,6 @@ class DraftKeyOfTheTarget(MemoryMutant):
     caught_by = "test_draft_pools_are_kept_as_declared"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Rename drafts behind the core's back."""
         keys = [key.replace(".draft_", ".", 1) for key in batch.keys]
         return super().run(handle, attrs.evolve(batch, keys=keys))
 
@@ -81,7 +77,6 @@ class KeyWithoutStage(MemoryMutant):
     caught_by = "test_pipeline_stages_do_not_overwrite_each_other"
 
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Spell all but the layers."""
         right = super().suffixes(pool, shard)
         return tuple(re.sub(r"\.L\d+-\d+", "", one) for one in right)
 
@@ -93,7 +88,6 @@ class KeyWithoutNamespace(MemoryMutant):
     caught_by = "test_namespaces_share_nothing"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Drop the digest from every key."""
         keys = [key.partition("/")[2] for key in batch.keys]
         return super().run(handle, attrs.evolve(batch, keys=keys))
 
@@ -105,7 +99,6 @@ class KeyNamesTheWriter(MemoryMutant):
     caught_by = "test_ranks_that_hold_the_same_object_give_it_the_same_key"
 
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Add the rank to what is right already."""
         return tuple(f"{s}.tp{shard.tp_rank}" for s in super().suffixes(pool, shard))
 
 
@@ -116,7 +109,6 @@ class SplitHeadsByNumber(MemoryMutant):
     caught_by = "test_split_heads_are_shared_across_tp_sizes"
 
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Put a local number where the head range belongs."""
         right = super().suffixes(pool, shard)
         if not pool.head_group:
             return right
@@ -132,7 +124,6 @@ class KeyOfThisProcess(MemoryMutant):
     caught_by = "test_keys_are_the_same_in_every_process"
 
     def suffixes(self, pool: PoolSpec, shard: Shard) -> tuple[str, ...]:
-        """Hash what is right already."""
         return tuple(f".{hash(one):x}" for one in super().suffixes(pool, shard))
 
 
@@ -143,7 +134,6 @@ class KeyCutShort(MemoryMutant):
     caught_by = "test_hashes_that_differ_at_the_end_are_told_apart"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Cut page hashes to 48 characters."""
         keys = []
         for key in batch.keys:
             head, _, tail = key.partition("/")
@@ -159,7 +149,6 @@ class OverlongKeyLeavesAStub(MemoryMutant):
     caught_by = "test_a_key_over_the_limit_is_refused_and_alone"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Find whatever anybody ever tried to store."""
         key = batch.keys[row]
         if len(key) > self.manifest().max_key_bytes:
             if key in handle.shelf.names():
@@ -181,7 +170,6 @@ class KeyBecomesAPath(FolderMutant):
     caught_by = "test_a_hostile_key_reaches_nothing"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder that believes its keys."""
         super().open_shelf(settings)
         assert settings.root
         return _PathShelf(settings.root)
@@ -194,7 +182,6 @@ class KeyInOneCase(MemoryMutant):
     caught_by = "test_hashes_that_differ_in_case_are_told_apart"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Fold the key."""
         keys = [key.lower() for key in batch.keys]
         return super().step(handle, attrs.evolve(batch, keys=keys), row)
 
@@ -206,7 +193,6 @@ class ShorterKeyThanDeclared(MemoryMutant):
     caught_by = "test_a_key_of_the_largest_size_is_kept"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Reject what is not a file name."""
         if len(batch.keys[row]) > FILE_NAME_BYTES:
             return Outcome.REFUSED
         return super().step(handle, batch, row)

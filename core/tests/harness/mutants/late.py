@@ -24,7 +24,6 @@ class GateThatDoesNotClose(MemoryMutant):
     caught_by = "test_an_abandoned_get_leaves_memory_alone"
 
     def landed(self, batch: Batch, row: int, data: bytes) -> bool:
-        """Fill the memory, whatever the answer."""
         with entered(batch):
             store_segments(batch, row, data)
         return True
@@ -37,7 +36,6 @@ class CopiesOutsideTheGate(MemoryMutant):
     caught_by = "test_an_abandoned_get_leaves_memory_alone"
 
     def landed(self, batch: Batch, row: int, data: bytes) -> bool:
-        """Fill the memory once the gate is left."""
         with entered(batch) as free:
             pass
         if free:
@@ -52,7 +50,6 @@ class LandsBeforeItAsks(MemoryMutant):
     caught_by = "test_an_abandoned_get_leaves_memory_alone"
 
     def landed(self, batch: Batch, row: int, data: bytes) -> bool:
-        """Fill the memory, then pass the gate."""
         store_segments(batch, row, data)
         with entered(batch) as free:
             return free
@@ -65,7 +62,6 @@ class HashedAfterTheWrite(MemoryMutant):
     caught_by = "test_an_abandoned_put_keeps_nothing_of_what_came_later"
 
     def taken(self, batch: Batch, row: int) -> bytes | None:
-        """Take the memory once the gate is left."""
         with entered(batch) as free:
             pass
         return load_segments(batch, row) if free else None
@@ -78,6 +74,5 @@ class GateHeldDuringReads(FolderMutant):
     caught_by = "test_a_read_that_ends_after_its_call_was_abandoned_fills_no_page"
 
     def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Read and copy within one passage."""
         with entered(batch):
             return super().move(handle, batch, row)

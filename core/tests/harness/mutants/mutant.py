@@ -10,52 +10,37 @@ from reference import FolderReference, MemoryReference, ShelfOracle
 from server_reference import ServerReference
 
 
-class MemoryMutant(MemoryReference):
+class Wrong:
+    """What each mutant says about itself."""
+
+    image_of: ClassVar[str]
+    """The real defect that it is made after."""
+    caught_by: ClassVar[str]
+    """The test of the contract that must fail on it."""
+    raises: ClassVar[str] = "AssertionError"
+    """How it fails: by an assertion, unless the defect itself raises."""
+
+
+class MemoryMutant(Wrong, MemoryReference):
     """A wrong backend over a dict of this process."""
 
-    image_of: ClassVar[str]
-    """The real defect that it is made after."""
-    caught_by: ClassVar[str]
-    """The test of the contract that must fail on it."""
-    raises: ClassVar[str] = "AssertionError"
-    """How it fails: by an assertion, unless the defect itself raises."""
 
-
-class FolderMutant(FolderReference):
+class FolderMutant(Wrong, FolderReference):
     """A wrong backend over a folder that other processes see."""
 
-    image_of: ClassVar[str]
-    """The real defect that it is made after."""
-    caught_by: ClassVar[str]
-    """The test of the contract that must fail on it."""
-    raises: ClassVar[str] = "AssertionError"
-    """How it fails: by an assertion, unless the defect itself raises."""
     oracle: ClassVar[type[ShelfOracle]] = ShelfOracle
     """What its author brings to damage stored bytes."""
     stays_s: ClassVar[float] = 3.0
     """How long its pages are left alone."""
 
 
-class PeerMutant(PeerReference):
+class PeerMutant(Wrong, PeerReference):
     """A wrong backend that writes into a peer's memory."""
 
-    image_of: ClassVar[str]
-    """The real defect that it is made after."""
-    caught_by: ClassVar[str]
-    """The test of the contract that must fail on it."""
-    raises: ClassVar[str] = "AssertionError"
-    """How it fails: by an assertion, unless the defect itself raises."""
 
-
-class ServerMutant(ServerReference):
+class ServerMutant(Wrong, ServerReference):
     """A wrong backend over two servers that can be taken away."""
 
-    image_of: ClassVar[str]
-    """The real defect that it is made after."""
-    caught_by: ClassVar[str]
-    """The test of the contract that must fail on it."""
-    raises: ClassVar[str] = "AssertionError"
-    """How it fails: by an assertion, unless the defect itself raises."""
     keeps: ClassVar[bool] = True
     """Whether its servers keep what they have when they are restarted."""
 

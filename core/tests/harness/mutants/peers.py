@@ -30,7 +30,6 @@ class SwappedRows(PeerMutant):
     def rows(
         self, local: Int64Array, remote: Int64Array, sizes: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Swap the first two neighbours of one size."""
         same = np.flatnonzero(sizes[1:] == sizes[:-1])[:1]
         swapped = remote.copy()
         swapped[same], swapped[same + 1] = remote[same + 1], remote[same]
@@ -46,7 +45,6 @@ class TokenOffByOne(PeerMutant):
     def rows(
         self, local: Int64Array, remote: Int64Array, sizes: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Shift what is read; the last row stays, as it may end its memory."""
         return np.append(local[:-1] + 1, local[-1:]), remote, sizes
 
 
@@ -59,7 +57,6 @@ class JoinOverAGap(PeerMutant):
     def rows(
         self, local: Int64Array, remote: Int64Array, sizes: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Send each neighbour to where the row before it ends."""
         near = np.flatnonzero(local[:-1] + sizes[:-1] == local[1:]) + 1
         joined = remote.copy()
         joined[near] = remote[near - 1] + sizes[near - 1]
@@ -70,7 +67,6 @@ class _Early(Receiver):
     """Answers before the bytes are where they belong."""
 
     def land(self, address: int, data: memoryview) -> None:
-        """Put them there a moment later."""
         arguments = (address, bytes(data), len(data))
         threading.Timer(0.02, ctypes.memmove, arguments).start()
 
@@ -82,7 +78,6 @@ class ArrivalTooEarly(PeerMutant):
     caught_by = "test_a_row_that_is_ok_is_there"
 
     def receiver(self, blocks: tuple[Block, ...]) -> Receiver:
-        """Take rows, and answer first."""
         return _Early(blocks)
 
 
@@ -106,7 +101,6 @@ class WhoeverListens(PeerMutant):
     _port = 0
 
     def receiver(self, blocks: tuple[Block, ...]) -> Receiver:
-        """Listen where the one before has listened, and ask for no proof."""
         found = Receiver(blocks, self._port, token=b"anybody's token.")
         _, self._port, _ = json.loads(found.endpoint)
         return found
@@ -120,12 +114,10 @@ class OpenedAgain(PeerMutant):
     _last: Receiver | None = None
 
     def receiver(self, blocks: tuple[Block, ...]) -> Receiver:
-        """Note what listens last."""
         self._last = Receiver(blocks)
         return self._last
 
     def send(self, handle: Handle, peer: Peer, batch: Batch) -> Int64Array:
-        """Send rows to it if the connection is lost."""
         try:
             return super().send(handle, peer, batch)
         except OSError:

@@ -52,7 +52,6 @@ class WaitsItsTurn(MemoryMutant):
         self.queue: deque[threading.Lock] = deque()
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Wait for those who came before, whatever the time."""
         mine = threading.Lock()
         with mine:
             self.queue.append(mine)
@@ -74,7 +73,6 @@ class NeverReturns(MemoryMutant):
     raises = "DidNotReturn"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Wait for the completion of what was cancelled."""
         if batch.remaining_s() <= 0:
             threading.Event().wait()
         return super().run(handle, batch)
@@ -87,7 +85,6 @@ class DeletesTheFirst(MemoryMutant):
     caught_by = "test_more_pages_are_deleted_than_one_batch_takes"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Stop at the limit of the library."""
         if batch.operation is Operation.DELETE and row >= MOST_DELETED:
             return Outcome.OK
         return super().step(handle, batch, row)
@@ -100,7 +97,6 @@ class VanishesSoon(FolderMutant):
     caught_by = "test_pages_stay_where_nothing_is_evicted"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder whose files expire."""
         super().open_shelf(settings)
         assert settings.root
         return _ExpiringShelf(settings.root)
@@ -113,7 +109,6 @@ class _ExpiringShelf(FolderShelf):
     most_s: float = EXPIRES_S
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob that is young."""
         blob = super().read(key)
         if blob is None or time.time() - self.path(key).stat().st_mtime > self.most_s:
             return None
@@ -127,7 +122,6 @@ class VisibleLate(FolderMutant):
     caught_by = "test_two_handles_find_each_others_pages"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder with a view of its own."""
         super().open_shelf(settings)
         assert settings.root
         return _LateShelf(settings.root)
@@ -140,7 +134,6 @@ class _LateShelf(FolderShelf):
     own: set[str] = attrs.field(factory=set)
 
     def read(self, key: str) -> bytes | None:
-        """Return a blob of its own, or one that is old."""
         blob = super().read(key)
         if blob is None or key in self.own:
             return blob
@@ -148,7 +141,6 @@ class _LateShelf(FolderShelf):
         return blob if age_s > VISIBLE_S else None
 
     def write(self, key: str, blob: bytes) -> None:
-        """Keep a blob and remember that it is its own."""
         self.own.add(key)
         super().write(key, blob)
 
@@ -168,7 +160,6 @@ class SharesNothing(MemoryMutant):
     caught_by = "test_two_handles_find_each_others_pages"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return a shelf of its own."""
         del settings
         return DictShelf()
 
@@ -180,7 +171,6 @@ class LargeObjectRefused(MemoryMutant):
     caught_by = "test_an_object_of_the_largest_size_is_kept"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Reject large objects."""
         if len(data) > 1 << 19:
             return Outcome.REFUSED
         return super().put(handle, key, data)
@@ -193,11 +183,9 @@ class LargeObjectTorn(MemoryMutant):
     caught_by = "test_objects_of_many_mebibytes_come_back"
 
     def manifest(self) -> Manifest:
-        """Declare no limit."""
         return attrs.evolve(super().manifest(), max_object_bytes=0)
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Keep whole parts, and zeros for the rest."""
         whole = len(data) - len(data) % PART_BYTES if len(data) > PART_BYTES else None
         return super().put(handle, key, data[:whole].ljust(len(data), b"\0"))
 
@@ -209,7 +197,6 @@ class AnyMemoryTaken(MemoryMutant):
     caught_by = "test_memory_is_taken_as_registration_is_declared"
 
     def registered(self, handle: Handle, batch: Batch, row: int) -> bool:
-        """Accept every address."""
         del handle, batch, row
         return True
 
@@ -225,7 +212,6 @@ class ChildIsLost(MemoryMutant):
         self.home = os.getpid()
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Answer at home only."""
         if os.getpid() != self.home:
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
         return super().run(handle, batch)
@@ -238,7 +224,6 @@ class ClearsInSecret(MemoryMutant):
     caught_by = "test_a_clear_that_is_not_declared_is_refused"
 
     def manifest(self) -> Manifest:
-        """Declare less than is there."""
         return attrs.evolve(super().manifest(), clear_reach=Scope.NONE)
 
 
@@ -252,7 +237,6 @@ class SignalsTaken(MemoryMutant):
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
     ) -> Handle:
-        """Take SIGTERM along with the memory."""
         signal.signal(signal.SIGTERM, self._close)
         return super().kvdock_register_pool(pool, region, config)
 
@@ -270,7 +254,6 @@ class DescriptorsLeft(MemoryMutant):
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
     ) -> Handle:
-        """Open a connection, so to speak."""
         os.dup(2)
         return super().kvdock_register_pool(pool, region, config)
 
@@ -282,7 +265,6 @@ class HoldsForGood(MemoryMutant):
     caught_by = "test_memory_that_is_held_after_a_call_is_free_after_the_release"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Hold the memory of a batch in which a key failed."""
         result = super().run(handle, batch)
         if batch.operation is not Operation.GET or result.ok.all():
             return result
@@ -299,7 +281,6 @@ class ThreadsLeft(MemoryMutant):
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
     ) -> Handle:
-        """Start a thread that waits for ever."""
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         return super().kvdock_register_pool(pool, region, config)
 
@@ -318,7 +299,6 @@ class MemoryKept(MemoryMutant):
     def kvdock_register_pool(
         self, pool: PoolSpec, region: Region, config: AttachConfig
     ) -> Handle:
-        """Keep the region for the end of the process."""
         self.regions.append(region)
         return super().kvdock_register_pool(pool, region, config)
 
@@ -339,7 +319,6 @@ class ReleaseClosesAll(MemoryMutant):
         self.closed = True
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Fail when closed."""
         if self.closed:
             return BatchResult.all(batch, Outcome.UNAVAILABLE)
         return super().run(handle, batch)
@@ -353,7 +332,6 @@ class LogicalAnchorDivides(MemoryMutant):
     raises = "ZeroDivisionError"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Count slots per page."""
         if batch.operation is Operation.PUT and len(batch):
             _slots = (1 << 20) // int(batch.object_bytes[0])
         return super().run(handle, batch)
@@ -382,7 +360,6 @@ class WrittenOnRelease(FolderMutant):
         self.kept: dict[object, DictShelf] = {}
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return what is in memory, read from the folder once."""
         folder = super().open_shelf(settings)
         if settings.root not in self.kept:
             blobs = {key: folder.read(key) or b"" for key in folder.names()}
@@ -413,7 +390,6 @@ class NothingAfterAFailedWrite(FolderMutant):
     caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder that remembers a failure."""
         super().open_shelf(settings)
         assert settings.root
         return _FaultyShelf(settings.root, "data", most=1)
@@ -426,7 +402,6 @@ class ClaimsAreKept(FolderMutant):
     caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder with thirteen places to claim."""
         super().open_shelf(settings)
         assert settings.root
         return _FaultyShelf(settings.root, "index", most=13)
@@ -439,7 +414,6 @@ class GivesUpAfterARow(FolderMutant):
     caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder that counts failures in a row."""
         super().open_shelf(settings)
         assert settings.root
         return _FaultyShelf(settings.root, "index", most=3, in_a_row=True)
@@ -455,7 +429,6 @@ class _FaultyShelf(FolderShelf):
     failed: list[str] = attrs.field(factory=list)
 
     def begin_write(self, part: str, place: str) -> None:
-        """Fail for good after so many failures."""
         if len(self.failed) >= self.most:
             raise OSError(errno.EIO, "nothing is free")
         try:
@@ -475,7 +448,6 @@ class TheSamePlaceAgain(FolderMutant):
     caught_by = "test_one_place_that_always_fails_leaves_the_others_in_use"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder with numbered places."""
         super().open_shelf(settings)
         assert settings.root
         return _NumberedShelf(settings.root, "data")
@@ -488,7 +460,6 @@ class TheSameRecordAgain(FolderMutant):
     caught_by = "test_one_place_that_always_fails_leaves_the_others_in_use"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder with numbered records."""
         super().open_shelf(settings)
         assert settings.root
         return _NumberedShelf(settings.root, "index")
@@ -502,7 +473,6 @@ class _NumberedShelf(FolderShelf):
     written: list[str] = attrs.field(factory=list)
 
     def begin_write(self, part: str, place: str) -> None:
-        """Name the place by its number."""
         mine = part == self.part
         super().begin_write(part, str(len(self.written)) if mine else place)
         if mine:
@@ -517,7 +487,6 @@ class ClearsWhileOthersWrite(MemoryMutant):
     raises = "RuntimeError"
 
     def clear(self, handle: Handle, prefix: str) -> Outcome:
-        """Look at each key in turn."""
         assert isinstance(handle.shelf, DictShelf)
         gone = []
         for key in handle.shelf.blobs:
@@ -536,7 +505,6 @@ class ClearsTheFirstThousand(MemoryMutant):
     caught_by = "test_a_clear_forgets_thousands_of_pages"
 
     def clear(self, handle: Handle, prefix: str) -> Outcome:
-        """Look at one page of names."""
         for key in list(handle.shelf.names())[:LISTED]:
             if key.startswith(prefix):
                 handle.shelf.remove(key)
@@ -550,7 +518,6 @@ class EvictsTheRound(MemoryMutant):
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def room(self, handle: Handle, nbytes: int) -> bool:
-        """Forget everything."""
         quota = handle.quota_bytes
         if not quota or handle.shelf.used() + nbytes <= quota:
             return True
@@ -567,7 +534,6 @@ class EvictsItsOwnRound(MemoryMutant):
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def room(self, handle: Handle, nbytes: int) -> bool:
-        """Drop the newest."""
         while handle.quota_bytes and handle.shelf.used() + nbytes > handle.quota_bytes:
             promised = self.promised(handle)
             keys = [key for key in handle.shelf.names() if key not in promised]
@@ -595,11 +561,9 @@ class LimitOfTheProtocol(MemoryMutant):
     caught_by = "test_an_object_of_the_largest_size_is_kept"
 
     def manifest(self) -> Manifest:
-        """Declare what the protocol allows."""
         return attrs.evolve(super().manifest(), max_object_bytes=512 << 20)
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Reject what is too large for the server."""
         if len(data) > 20 << 20:
             return Outcome.REFUSED
         return super().put(handle, key, data)
@@ -616,7 +580,6 @@ class RemembersAbsence(FolderMutant):
         self.absent: set[tuple[int, str]] = set()
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Ask the shelf once, unless this handle stores the key itself."""
         mine = id(handle), batch.keys[row]
         asks = batch.operation in (Operation.EXISTS, Operation.GET)
         if asks and mine in self.absent:
@@ -635,7 +598,6 @@ class ChecksThenSets(FolderMutant):
     caught_by = "test_of_two_that_store_a_key_at_once_one_is_kept"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Let others in between, and between the parts."""
         limit = self.manifest().max_object_bytes
         if len(data) > limit:
             return Outcome.REFUSED
@@ -659,7 +621,6 @@ class VanishesLater(FolderMutant):
     stays_s = 5.0
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder whose files expire."""
         super().open_shelf(settings)
         assert settings.root
         return _ExpiringShelf(settings.root, 4.0)

@@ -57,7 +57,6 @@ class TrackedWithoutLimit(MemoryMutant):
     caught_by = "test_no_more_pages_are_tracked_than_were_asked_for"
 
     def track(self, handle: Handle, key: str) -> None:
-        """Keep it, if that was asked for."""
         if handle.track_limit:
             handle.tracked[key] = None
 

@@ -23,7 +23,6 @@ class PromiseForgotten(MemoryMutant):
     caught_by = "test_promised_pages_stay_while_others_are_evicted"
 
     def open_times(self, settings: ReferenceSettings) -> dict[str, tuple[int, int]]:
-        """Begin without any."""
         del settings
         return {}
 
@@ -35,7 +34,6 @@ class PromiseIgnored(MemoryMutant):
     caught_by = "test_promised_pages_stay_while_others_are_evicted"
 
     def promised(self, handle: Handle) -> set[str]:
-        """Keep nothing."""
         del handle
         return set()
 
@@ -48,7 +46,6 @@ class ClippedSilently(MemoryMutant):
     raises = "Failed"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Say yes to what was clipped."""
         result = super().run(handle, batch)
         if not batch.keep_until or batch.operation is not Operation.PUT:
             return result
@@ -62,7 +59,6 @@ class PinsWithoutBudget(MemoryMutant):
     caught_by = "test_promises_leave_room_for_other_pages"
 
     def promises(self, handle: Handle, key: str) -> bool:
-        """Always."""
         del handle, key
         return True
 
@@ -74,7 +70,6 @@ class ExpiredIsFound(MemoryMutant):
     caught_by = "test_pages_are_not_served_after_their_time"
 
     def exists(self, handle: Handle, key: str) -> Outcome:
-        """Look at the shelf alone."""
         there = handle.shelf.read(key) is not None
         return Outcome.OK if there else Outcome.ABSENT
 
@@ -86,7 +81,6 @@ class ClockSetBack(MemoryMutant):
     caught_by = "test_a_clock_that_is_set_back_brings_no_page_back"
 
     def clock(self) -> float:
-        """Read the clock."""
         return time.time()
 
 
@@ -102,7 +96,6 @@ class ExpiredStaysStored(MemoryMutant):
         self.deleted: set[str] = set()
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Remember deletions, and forget them at a put."""
         key = batch.keys[row]
         if batch.operation is Operation.DELETE:
             self.deleted.add(key)
@@ -123,7 +116,6 @@ class WishCalledPromise(MemoryMutant):
     retention = Support.EMULATED
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Say yes to every wish."""
         result = super().run(handle, batch)
         if not batch.keep_until or batch.operation is not Operation.PUT:
             return result

@@ -28,7 +28,6 @@ class _Sampling(FolderMutant):
         return hashlib.blake2b(signed, digest_size=CHECK_BYTES).digest() + data
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Sign the sample."""
         limit = self.manifest().max_object_bytes
         if 0 < limit < len(data):
             return Outcome.REFUSED
@@ -38,7 +37,6 @@ class _Sampling(FolderMutant):
         return Outcome.OK
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Check the sample."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""

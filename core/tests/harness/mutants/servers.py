@@ -22,7 +22,6 @@ HELD_US = 4_000_000
 
 
 def _over(settings: ReferenceSettings, client: type[Client]) -> Shelf:
-    """Return a shelf over clients of a class."""
     ports = [int(one.rpartition(":")[2]) for one in settings.store.split(",")]
     return ServerShelf(tuple(client(port) for port in ports))
 
@@ -34,7 +33,6 @@ class DeadServerTakesAll(ServerMutant):
     caught_by = "test_a_store_that_was_stopped_is_a_miss_in_time_and_comes_back"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Swallow what a PUT met."""
         outcome = super().step(handle, batch, row)
         failed = outcome in (Outcome.UNAVAILABLE, Outcome.ERROR)
         return Outcome.OK if failed and batch.operation is Operation.PUT else outcome
@@ -47,7 +45,6 @@ class FireAndForget(ServerMutant):
     caught_by = "test_a_store_that_is_frozen_is_a_miss_in_time_and_comes_back"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Do not wait for an answer that does not come."""
         outcome = super().step(handle, batch, row)
         lost = batch.operation is Operation.PUT and outcome in (
             Outcome.TIMEOUT,
@@ -63,7 +60,6 @@ class RefusedIsStored(ServerMutant):
     caught_by = "test_a_store_that_refuses_is_a_miss_in_time_and_comes_back"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Take each answer for a yes."""
         outcome = super().step(handle, batch, row)
         answered = outcome not in (Outcome.TIMEOUT, Outcome.REFUSED)
         put = batch.operation is Operation.PUT
@@ -78,7 +74,6 @@ class FixedTimeout(ServerMutant):
     raises = "DidNotReturn"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Give the client more time than there is."""
         later = attrs.evolve(batch, deadline_s=time.monotonic() + LONG_S)
         return super().run(handle, later)
 
@@ -90,7 +85,6 @@ class HoldsTheInterpreter(ServerMutant):
     caught_by = "test_a_store_that_is_frozen_is_a_miss_in_time_and_comes_back"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Wait a while, once no answer came in time."""
         outcome = super().step(handle, batch, row)
         if outcome is Outcome.TIMEOUT and batch.operation is Operation.GET:
             ctypes.PyDLL(None).usleep(HELD_US)
@@ -104,7 +98,6 @@ class NeverReconnects(ServerMutant):
     caught_by = "test_a_store_that_was_stopped_is_a_miss_in_time_and_comes_back"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return a shelf over such clients."""
         return _over(settings, _Once)
 
 
@@ -128,7 +121,6 @@ class LateAnswersRead(ServerMutant):
     caught_by = "test_a_store_that_is_frozen_is_a_miss_in_time_and_comes_back"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return a shelf over such clients."""
         return _over(settings, _Shifted)
 
 
@@ -148,7 +140,6 @@ class OneServerIsAll(ServerMutant):
         self.lost = False
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Look at no server once one was gone."""
         outcome = Outcome.UNAVAILABLE
         if not self.lost:
             outcome = super().step(handle, batch, row)
@@ -163,7 +154,6 @@ class HalfIsOK(ServerMutant):
     caught_by = "test_a_store_that_lost_a_half_comes_back_and_lies_about_nothing"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Answer a batch of which some went through as a whole."""
         result = super().run(handle, batch)
         if batch.operation is Operation.PUT and result.ok.any():
             return BatchResult.all(batch, Outcome.OK)
@@ -185,7 +175,6 @@ class ChildSharesSockets(ServerMutant):
     caught_by = "test_a_forked_child_beside_its_parent_meets_what_is_declared"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return a shelf over such clients."""
         return _over(settings, _Inherited)
 
 

@@ -30,7 +30,6 @@ class TruncatedAccepted(MemoryMutant):
     caught_by = "test_an_object_shorter_than_the_memory_is_a_miss"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Fill up with zeros."""
         outcome, data = super().get(handle, key, nbytes)
         if outcome is not Outcome.SHORT:
             return outcome, data
@@ -45,7 +44,6 @@ class LongerAccepted(MemoryMutant):
     caught_by = "test_an_object_longer_than_the_memory_is_a_miss"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Cut what is too long."""
         outcome, data = super().get(handle, key, nbytes)
         if outcome is not Outcome.LONG:
             return outcome, data
@@ -61,7 +59,6 @@ class PoisonObject(FolderMutant):
     raises = "OSError"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Raise on a short file."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""
@@ -77,7 +74,6 @@ class NothingVerified(FolderMutant):
     caught_by = "test_altered_bytes_are_a_miss_and_heal"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Accept bytes of the right length."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""
@@ -89,7 +85,6 @@ class NothingVerified(FolderMutant):
 
 class _Remover(ShelfOracle):
     def poke(self, key: str, offset: int, data: bytes) -> None:
-        """Take the object away."""
         del offset, data
         self.remove(key)
 
@@ -109,13 +104,11 @@ class ChecksumWithoutKey(FolderMutant):
     caught_by = "test_altered_bytes_are_a_miss_and_heal"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Sign the bytes alone."""
         if self.get(handle, key, len(data))[0] is not Outcome.OK:
             handle.shelf.write(key, sealed("", data))
         return Outcome.OK
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Check the bytes alone."""
         blob = handle.shelf.read(key)
         if blob is None:
             return Outcome.ABSENT, b""
@@ -133,7 +126,6 @@ class SuccessWithoutBytes(MemoryMutant):
     caught_by = "test_a_successful_put_can_be_found_and_loaded"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Lose every object whose hash ends in an even digit."""
         if int(key.partition(".")[0][-1], 16) % 2 == 0:
             return Outcome.OK
         return super().put(handle, key, data)
@@ -146,7 +138,6 @@ class FullDiskSwallowed(FolderMutant):
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Turn every refusal into a success."""
         super().put(handle, key, data)
         return Outcome.OK
 
@@ -158,7 +149,6 @@ class EvictsWhatItMayNot(FolderMutant):
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def room(self, handle: Handle, nbytes: int) -> bool:
-        """Drop whatever comes first."""
         while handle.quota_bytes and handle.shelf.used() + nbytes > handle.quota_bytes:
             handle.shelf.remove(handle.shelf.names()[0])
         return True
@@ -171,7 +161,6 @@ class RefusesWhenFull(MemoryMutant):
     caught_by = "test_a_full_store_loses_nothing_that_it_called_ok"
 
     def room(self, handle: Handle, nbytes: int) -> bool:
-        """Count only."""
         return not handle.quota_bytes or (
             handle.shelf.used() + nbytes <= handle.quota_bytes
         )
@@ -184,7 +173,6 @@ class Overwrites(MemoryMutant):
     caught_by = "test_a_stored_key_keeps_its_bytes"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Forget before storing."""
         handle.shelf.remove(key)
         return super().put(handle, key, data)
 
@@ -196,7 +184,6 @@ class DeleteForgetsNothing(MemoryMutant):
     caught_by = "test_a_deleted_page_is_gone_and_can_be_stored_again"
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Answer OK."""
         if batch.operation is Operation.DELETE:
             return Outcome.OK
         return super().step(handle, batch, row)
@@ -209,7 +196,6 @@ class ClearTakesAll(MemoryMutant):
     caught_by = "test_clear_leaves_other_namespaces_alone"
 
     def clear(self, handle: Handle, prefix: str) -> Outcome:
-        """Forget everything."""
         return super().clear(handle, prefix[:0])
 
 
@@ -220,7 +206,6 @@ class ClearTakesOnePool(MemoryMutant):
     caught_by = "test_clear_forgets_the_whole_namespace"
 
     def clear(self, handle: Handle, prefix: str) -> Outcome:
-        """Forget the target's keys only."""
         for key in handle.shelf.names():
             if key.startswith(prefix) and ".mha" in key:
                 handle.shelf.remove(key)
@@ -234,7 +219,6 @@ class HalfAPage(MemoryMutant):
     caught_by = "test_pages_come_back_as_they_were_stored"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Reject what is larger than half of it."""
         if ".swa" in key and len(data) > 100:
             return Outcome.REFUSED
         return super().put(handle, key, data)
@@ -247,7 +231,6 @@ class FirstSegmentOnly(MemoryMutant):
     caught_by = "test_objects_of_many_pieces_move_as_declared"
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Fill the other pieces with what lies behind the first."""
         if batch.operation is Operation.GET and batch.sizes.shape[1:] > (1,):
             result = super().run(handle, batch)
             for row in np.flatnonzero(result.ok):
@@ -265,7 +248,6 @@ class RoundsUp(MemoryMutant):
     caught_by = "test_pages_of_odd_sizes_come_back"
 
     def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Zero what is left of the last 64 bytes."""
         outcome = super().move(handle, batch, row)
         if outcome is Outcome.OK and batch.operation is Operation.GET:
             size = int(batch.sizes[row, -1])
@@ -285,7 +267,6 @@ class ReadsMemoryLate(MemoryMutant):
         self.waiting: list[tuple[Handle, Batch]] = []
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Do yesterday's puts first."""
         while self.waiting:
             super().run(*self.waiting.pop(0))
         if batch.operation is Operation.PUT:
@@ -308,7 +289,6 @@ class SlotReused(MemoryMutant):
         self.guard = threading.Lock()
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
-        """Look up, wait for a disk as slow as it may be, read, check nothing."""
         del handle
         key = batch.keys[row]
         if batch.operation is Operation.GET:
@@ -349,7 +329,6 @@ class SharedScratch(MemoryMutant):
         self.scratch = b""
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Read into the buffer, wait for the disk, hand the buffer out."""
         outcome, self.scratch = super().get(handle, key, nbytes)
         time.sleep(0.0001)
         data = self.scratch
@@ -377,7 +356,6 @@ class TornWrite(NothingVerified):
     caught_by = "test_processes_that_store_the_same_pages_do_not_tear_them"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Open a folder whose files grow under the reader's eyes."""
         super().open_shelf(settings)
         assert settings.root
         return _InPlaceShelf(settings.root)

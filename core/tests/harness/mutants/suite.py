@@ -38,7 +38,6 @@ def contract_of(mutant: Mutant) -> Contract:
 
 
 def _tiers(mutant: Mutant) -> Contract:
-    """Return the contract of a chain in which each tier is the mutant."""
     word = f"mutants:{word_of(mutant)}"
     folder = issubclass(mutant, FolderMutant)
 

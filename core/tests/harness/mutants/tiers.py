@@ -23,7 +23,6 @@ class OneShelfForAllTiers(MemoryMutant):
     caught_by = "test_a_tier_answers_with_its_own_pages_alone"
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        """Return the shelf of the first that asked."""
         del settings
         return self.shelves.setdefault("", DictShelf())
 
@@ -35,7 +34,6 @@ class CopiesAcknowledgedAndLost(MemoryMutant):
     caught_by = "test_every_tier_gets_what_was_stored"
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
-        """Lose what comes after the first few."""
         if len(handle.shelf.names()) >= 3:
             return Outcome.OK
         return super().put(handle, key, data)
@@ -48,7 +46,6 @@ class DamagePassedOn(FolderMutant):
     caught_by = "test_a_damaged_page_is_not_promoted"
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
-        """Compare the length alone."""
         blob = handle.shelf.read(key)
         if blob is None or len(blob) != CHECK_BYTES + nbytes:
             return Outcome.ABSENT, b""
@@ -66,7 +63,6 @@ class CopiesNeverEnd(MemoryMutant):
         self.first: Shelf | None = None
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
-        """Hang in a put to another shelf than the first one."""
         if batch.operation is Operation.PUT:
             self.first = self.first or handle.shelf
             if handle.shelf is not self.first:

@@ -73,7 +73,6 @@ class FirstLevel:
         shape: Sequence[int] = SHAPE,
         dtype: torch.dtype = torch.bfloat16,
     ) -> TensorMemoryObj:
-        """Return a new object."""
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         raw = self.memory[self.used : self.used + nbytes]
         raw[:] = fill
@@ -153,7 +152,6 @@ class Rig:
         return list(found.get_indices_list())
 
     def load(self, names: list[ObjectKey], objects: list[Any]) -> list[int]:
-        """Return the positions that are loaded."""
         number = self.adapter.submit_load_task(names, objects)
         wait(self.adapter.get_load_event_fd())
         found = self.adapter.query_load_result(number)

@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import sgl_kernel  # noqa: F401 - the stand-in comes before SGLang
 import tamper
+from sgl_kernel import patches  # the stand-in comes before SGLang
 
 import kvdock_trace
 
@@ -156,6 +156,7 @@ def main() -> None:
     task = json.loads(Path(sys.argv[1]).read_text())
     if "sglang" in sys.modules:
         # Forked by what has imported it, so that its children need not either.
+        patches.mend_again()
         choose = multiprocessing.set_start_method
         multiprocessing.set_start_method = lambda *_, **__: choose("fork", force=True)
     # Exported lazily, and its types are there only where SGLang is installed.

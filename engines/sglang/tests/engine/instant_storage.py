@@ -40,7 +40,6 @@ class InstantStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ins
         host_indices: Any,  # noqa: ARG002 - same
         extra_info: Any = None,  # noqa: ARG002 - same
     ) -> list[bool]:
-        """Note the keys."""
         self._keys.update(keys)
         with self._file.open("a") as file:
             file.writelines(f"{key}\n" for key in keys)
@@ -50,13 +49,10 @@ class InstantStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not ins
         """Return no bytes: there are none."""
 
     def batch_get(self, keys: list[str], *_: object) -> list[None]:
-        """Return no bytes."""
         return [None] * len(keys)
 
     def set(self, key: str, *_: object) -> bool:
-        """Note a key."""
         return all(self.batch_set_v1([key], None))
 
     def batch_set(self, keys: list[str], *_: object) -> bool:
-        """Note keys."""
         return all(self.batch_set_v1(keys, None))

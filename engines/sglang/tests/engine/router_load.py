@@ -71,7 +71,6 @@ def room(cache: Any, allocator: Any) -> None:
 
 
 def run(kit: Any, folder: Path, pages: int, first: int, *, end: bool) -> None:
-    """Run the load."""
     engine = opened(kit, folder)
     cache, allocator, _ = engine
     chosen = random.Random(first)  # noqa: S311 - a load

@@ -28,7 +28,6 @@ def run_on(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
 
 @pytest.fixture
 def two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks, one on each host."""
     run_on(monkeypatch, nnodes=2, tp_size=2, pp_size=1)
 
 

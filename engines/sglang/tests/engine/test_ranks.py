@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from contextlib import ExitStack
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import environment
+import lives
 import pytest
+import warm_python
 
 TRIAL = Path(__file__).with_name("rank_trial.py")
 
@@ -28,26 +29,23 @@ def run_ranks(
     folder: Path, backend: dict[str, Any], *trial: str
 ) -> list[dict[str, Any]]:
     """Run two ranks side by side, through all trials or one that is named."""
-    given = json.dumps(backend)
+    given = ["2", str(folder), json.dumps(backend), *trial]
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]
-    with ExitStack() as stack:
-        started = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, str(TRIAL), str(rank), "2", str(folder), given),
-                    *trial,
-                ],
-                stdout=stack.enter_context(log.open("w")),
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment.CPU},
-            )
-            for rank, log in enumerate(logs)
-        ]
-        for process in started:
-            stack.callback(process.wait)
-            stack.callback(process.kill)
+    environ = {**os.environ, **environment.CPU}
+    # Each with hashes of another seed, as ranks have.
+    started = [
+        warm_python.warm(lives.IMPORTED, seed=rank + 1)(
+            [str(TRIAL), str(rank), *given], environ, log
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
         for process, log in zip(started, logs, strict=True):
             assert process.wait(180) == 0, log.read_text()[-3000:]
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return [json.loads(log.read_text().strip().splitlines()[-1]) for log in logs]
 
 

@@ -40,7 +40,6 @@ QUIET_S = 3.0
 
 
 def tokens(number: int) -> list[int]:
-    """Return the tokens of a page."""
     return [(7 * number + at) % 50_000 for at in range(TOKENS)]
 
 

@@ -40,7 +40,6 @@ class Watch:
 
     @classmethod
     def of(cls, tier: Any) -> Watch:
-        """Watch a tier."""
         from kvdock import Outcome
 
         watch = cls()
@@ -279,7 +278,6 @@ class Returns:
         tier.submit_load = counted
 
     def add(self, name: str, prompt: list[int], count: int) -> None:
-        """Add a request."""
         from vllm.sampling_params import SamplingParams
 
         chosen = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)

@@ -100,5 +100,4 @@ def log_probability_distance(left: list[Any], right: list[Any]) -> float:
 
 
 def tokens(answers: list[Any]) -> list[list[int]]:
-    """Return the tokens of each answer."""
     return [one["tokens"] for one in answers]

@@ -106,12 +106,10 @@ class Rig:
         raise TimeoutError("no job has ended")
 
     def store(self, keys: list[Any], rows: list[int]) -> JobResult:
-        """Store rows, and wait."""
         self.submit(keys, rows, load=False)
         return self.result()
 
     def load(self, keys: list[Any], rows: list[int]) -> JobResult:
-        """Load rows, and wait."""
         self.submit(keys, rows, load=True)
         return self.result()
 

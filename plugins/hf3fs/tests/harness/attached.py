@@ -72,7 +72,6 @@ def spell(number: int) -> str:
 
 
 def page(number: int) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a page."""
     words = np.arange(PAGE_BYTES // 8, dtype=np.uint64) * np.uint64(2**61 + 9)
     return (words + np.uint64(number * 1009 + 1)).view(np.uint8)
 

@@ -77,7 +77,6 @@ class Rig:
 
 
 def page(slot: int, seed: int = 0) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a page."""
     words = np.arange(PAGE // 8, dtype=np.uint64) * np.uint64(2**61 + 9)
     return (words + np.uint64(slot * 1009 + seed * 7919 + 1)).view(np.uint8)
 

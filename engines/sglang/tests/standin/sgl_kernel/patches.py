@@ -31,6 +31,9 @@ SPEED = "TESTS_OF_KVDOCK_SPEED"
 """Set it to a file, and a throttled store has the bytes per second that it says."""
 
 
+_GEMMA = "sglang.srt.arg_groups.model_overrides.gemma2_gemma3"
+
+
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Runs a function on a module as soon as it is loaded, once."""
 
@@ -147,6 +150,8 @@ def _shared_expert(module: Any) -> None:
 
 def _gemma_window(module: Any) -> None:
     """Take back the override that gives Gemma 3 full-length pools only."""
+    if not os.environ.get(GEMMA_WINDOW):
+        return
     from sglang.srt.arg_groups import model_override_base
 
     overrides = model_override_base._MODEL_OVERRIDE_FNS
@@ -178,10 +183,14 @@ def install() -> None:
         "sglang.kernels.ops.attention.fla.fused_norm_gate": _gated_norm,
         "sglang.kernels.ops.elementwise.elementwise": _shared_expert,
         "kvdock_sglang.attachments": kvdock_trace.traced,
+        _GEMMA: _gemma_window,
     }
-    if os.environ.get(GEMMA_WINDOW):
-        where = "sglang.srt.arg_groups.model_overrides.gemma2_gemma3"
-        mends[where] = _gemma_window
     if os.environ.get(SPEED):
         mends["kvdock.wrappers.faults"] = _speed_of_a_file
     sys.meta_path.insert(0, _AfterImport(mends))
+
+
+def mend_again() -> None:
+    """Do what variables ask for in a process that was forked after its imports."""
+    if _GEMMA in sys.modules:
+        _gemma_window(sys.modules[_GEMMA])

@@ -112,7 +112,6 @@ class _File:
 
 
 def extract_mount_point(path: str) -> str | None:
-    """Return the mount that a path lies in."""
     place = Path(path).resolve()
     for folder in (place, *place.parents):
         if (folder / IOVS).is_dir():
@@ -121,7 +120,6 @@ def extract_mount_point(path: str) -> str | None:
 
 
 def register_fd(fd: int, flags: int = 0) -> None:
-    """Register a descriptor."""
     del flags
     try:
         name = os.readlink(f"/proc/self/fd/{fd}")
