@@ -212,7 +212,13 @@ def _move_pages(
                 findings = attachment.self_test()
             attachment.clear()
         if logged:
-            findings = tuple(_with_reason(finding, logged[-1]) for finding in findings)
+            why = f" It was logged: {logged[-1]}"
+            findings = tuple(
+                finding
+                if finding.ok
+                else attrs.evolve(finding, hint=finding.hint + why)
+                for finding in findings
+            )
         step = "sending a page to a peer"
         return (*findings, *_reach_test(backend, pools[:1], given))
     except KvdockError as error:
@@ -235,13 +241,6 @@ def _warnings() -> Iterator[list[str]]:
         yield lines
     finally:
         log.removeHandler(handler)
-
-
-def _with_reason(finding: Finding, logged: str) -> Finding:
-    """Return a finding of a step that failed, with what was logged last."""
-    if finding.ok:
-        return finding
-    return attrs.evolve(finding, hint=f"{finding.hint} It was logged: {logged}")
 
 
 def _reach_test(

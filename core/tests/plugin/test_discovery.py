@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REGISTER = "def kvdock_register_pool(pool, region, config)"
 UNMARKED = "def kvdock_allocate(nbytes): 0\n\n\n"
+TOUCH = "@hookimpl\ndef kvdock_touch(keys): 0\n\n\n"
 NUMBER = "from kvdock import API_VERSION"
 SUMMARY = 'summary="a backend",'
 MANIFEST = 'return Manifest(\n        name="NAME", api=API_VERSION, summary="a backend"'
@@ -57,6 +58,12 @@ BROKEN = {
         LoadStage.VALIDATE,
         "unknown hook 'kvdock_regster_pool'",
         "Did you mean 'kvdock_register_pool'?",
+    ),
+    "method_of_a_store": (
+        [(f"@hookimpl\n{REGISTER}", f"{TOUCH}@hookimpl\n{REGISTER}")],
+        LoadStage.VALIDATE,
+        "unknown hook 'kvdock_touch'",
+        "Make it the method 'touch' of what kvdock_register_pool returns.",
     ),
     "invented_argument": (
         [(REGISTER, "def kvdock_register_pool(pool, regoin, config)")],

@@ -66,7 +66,8 @@ class Notes:
     def manifest(self, inner: Manifest) -> Manifest:
         return attrs.evolve(inner, zero_copy=Support.EMULATED)
 
-    def wrap(self, inner: Any, _: object, region: Any, *__: object) -> PoolStore:
+    def wrap(self, inner: Any, pool: Any, region: Any, config: Any) -> PoolStore:
+        del pool, config
         return Noted(inner.open(region), self.found)
 
 
@@ -115,7 +116,8 @@ class Stranger:
 
 def test_a_strangers_wrapper_needs_nothing_but_the_members_of_a_store() -> None:
     class Strange(Notes):
-        def wrap(self, inner: Any, _: object, region: Any, *__: object) -> Any:
+        def wrap(self, inner: Any, pool: Any, region: Any, config: Any) -> Any:
+            del pool, config
             return Stranger(inner.open(region))
 
     for store, declared in ((Plain(), {}), (Full(), ALL)):
@@ -171,7 +173,7 @@ def test_a_route_says_what_is_wrapped() -> None:
 
 def test_a_store_that_a_wrapper_spoils_is_named() -> None:
     class Less(Notes):
-        def wrap(self, *_: object) -> PoolStore:
+        def wrap(self, *_: object, **__: object) -> PoolStore:
             return Plain()
 
     with pytest.raises(PluginError, match=r"declares touch.*Plain.*'touch'"):

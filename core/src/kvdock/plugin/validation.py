@@ -18,12 +18,12 @@ from kvdock.plugin import hookspecs
 from kvdock.plugin.discovery import LoadStage
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import API_VERSION, OLDEST_API_VERSION, Manifest
+from kvdock.plugin.store import PeerMemory, WholeStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvdock.batch import Batch, BatchResult
-    from kvdock.plugin.store import WholeStore
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
 
@@ -254,11 +254,13 @@ def _check_names(manager: pluggy.PluginManager, own: Collection[str]) -> set[str
     """Refuse hooks that do not exist; return those that do."""
     known = {name for name in dir(manager.hook) if name.startswith("kvdock_")}
     for name in own:
-        if name not in known:
-            raise ContractViolation(
-                f"unknown hook {name!r}",
-                did_you_mean(name, known) or f"Hooks are {', '.join(sorted(known))}.",
-            )
+        if name in known:
+            continue
+        member = name.removeprefix("kvdock_")
+        fix = did_you_mean(name, known) or f"Hooks are {', '.join(sorted(known))}."
+        if hasattr(WholeStore, member) or hasattr(PeerMemory, member):
+            fix = f"Make it the method {member!r} of what kvdock_register_pool returns."
+        raise ContractViolation(f"unknown hook {name!r}", fix)
     return known
 
 

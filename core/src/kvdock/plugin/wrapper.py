@@ -146,7 +146,7 @@ def wrapped_plugin(
         for _, wrapping in wrappings:
             allocate = partial(Backend(plugin).allocate, config=config)
             around = InnerStore(opened, allocate)
-            opened = partial(_open_around, wrapping, around, pool, config)
+            opened = partial(wrapping.wrap, around, pool, config=config)
         return opened(region)
 
     hooks: dict[str, Callable[..., object]] = {
@@ -167,16 +167,6 @@ def wrapped_plugin(
         implemented=frozenset(hooks),
         wrapped_by=(*plugin.wrapped_by, *(name for name, _ in wrappings)),
     )
-
-
-def _open_around(
-    wrapping: Wrapping,
-    inner: InnerStore,
-    pool: PoolSpec,
-    config: AttachConfig,
-    region: Region,
-) -> PoolStore:
-    return wrapping.wrap(inner, pool, region, config)
 
 
 def _function(plugin: LoadedPlugin, hook: str) -> Callable[..., object]:
