@@ -14,6 +14,12 @@ PROJECTS := $(addsuffix /pyproject.toml,$(DISTS))
 NATIVE := core/hatch_build.py $(wildcard core/src/kvdock/native/*.c)
 LIBRARY := core/src/kvdock/native/_pages.so
 STAMP := $(VENV)/.installed
+# What `make demo` needs of them, and of the pinned tools. A tree that has all has that.
+DEMO := core segments plugins/file cli engines/transformers
+DEMO_TOOLS := editables hatchling torch transformers
+DEMO_STAMP := $(VENV)/.installed-for-demo
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
 QUIET := --quiet --quiet --disable-pip-version-check --no-input
 export PIP_ROOT_USER_ACTION := ignore
 
@@ -27,9 +33,19 @@ help: ## Show this list.
 
 venv: $(STAMP) ## Make .venv with everything that the other commands need.
 
-$(STAMP): requirements-dev.txt $(PROJECTS) $(NATIVE)
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvdock needs Python 3.11 or newer; set PYTHON=/path/to/it")'
-	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "== making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(DEMO_STAMP): requirements-dev.txt $(addsuffix /pyproject.toml,$(DEMO)) $(NATIVE) | $(BIN)/python
+	@echo "== installing what the demo needs: $(DEMO), torch and transformers"
+	@grep -E '^($(subst $(SPACE),|,$(DEMO_TOOLS)))==' requirements-dev.txt > $@.txt
+	@$(BIN)/python -m pip install $(QUIET) -r $@.txt
+	@$(BIN)/python -m pip install $(QUIET) --no-build-isolation $(addprefix -e ,$(DEMO))
+	@touch $@
+
+$(STAMP): requirements-dev.txt $(PROJECTS) $(NATIVE) | $(BIN)/python
 	@echo "== installing what development needs (the first time takes a minute or two)"
 	@$(BIN)/python -m pip install $(QUIET) --upgrade pip
 	@$(BIN)/python -m pip install $(QUIET) -r requirements-dev.txt
@@ -39,7 +55,7 @@ $(STAMP): requirements-dev.txt $(PROJECTS) $(NATIVE)
 	@$(BIN)/python -m kvdock_mooncake.system_libraries || true
 	@touch $@
 
-demo: $(STAMP) ## Run the main job: store KV pages, end, restore them in a new process (examples/models).
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## Run the main job: store KV pages, end, restore them in a new process (examples/models).
 	@$(BIN)/python examples/models $(ARGS)
 
 # Tests start hundreds of processes: what all of them import is compiled once.

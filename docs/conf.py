@@ -43,15 +43,17 @@ html_title = f"kvdock {version}"
 _root = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
 _repository = _root["tool"]["kvdock"]["repository"]
 # As long as no repository is known, there is no link to it.
-html_theme_options = (
-    {
+html_theme_options = {
+    # Until then the names that pages install are free for others to take.
+    "announcement": "kvdock 0.1.0 is not released: no package of that name on an index "
+    "is ours. Install from a checkout: <code>make venv</code>."
+}
+if _repository:
+    html_theme_options |= {
         "source_repository": _repository,
         "source_branch": "main",
         "source_directory": "docs/",
     }
-    if _repository
-    else {}
-)
 myst_substitutions = {"version": version}
 html_copy_source = False
 html_show_sphinx = False

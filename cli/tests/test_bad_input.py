@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import socket
 from collections.abc import Callable
@@ -80,6 +81,14 @@ WRONG_USE = [
     ("store", "diff", GONE, GONE),
     ("store", "diff", EMPTY),
     ("store", "ls", GONE),
+    ("store", "ls", "a" * 300),
+    ("why", "--journal", "a/" * 3000),
+    ("simulate", "{dir}/range.jsonl"),
+    ("simulate", "{dir}/times.jsonl"),
+    ("simulate", "{dir}/torn.jsonl.gz"),
+    ("prefetch", "http://127.0.0.1:1", "--prompts", FILE, "--within", "-1"),
+    ("audit", "http://127.0.0.1:1", "--prompts", FILE, "--within", "nan"),
+    ("audit", "http://[::1", "--prompts", FILE),
     ("store", "ls", FILE),
     ("store", "stat", GONE),
     ("store", "verify", GONE),
@@ -131,6 +140,9 @@ def run(
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "file").write_text("words\n")
     (tmp_path / "tiers.toml").write_text("[tiers]\nnear = 1\n")
+    (tmp_path / "range.jsonl").write_text('{"ranges": [[0, 1000000000000]]}\n')
+    (tmp_path / "times.jsonl").write_text('{"hash_ids": [1], "timestamp": 1e308}\n')
+    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b"words" * 99)[:-9])
     for name in ("binary", "binary.toml"):
         (tmp_path / name).write_bytes(b"\xff\xfe\0")
     for name, value in {

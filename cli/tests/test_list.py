@@ -74,14 +74,6 @@ def test_a_misspelt_allow_list_is_a_problem(shelf: Shelf) -> None:
     assert "KVDOCK_PLUGINS names it, but it is not installed" in done.stdout
 
 
-def test_the_table_for_the_readme_is_markdown(shelf: Shelf) -> None:
-    shelf.add_backend("good")
-    done = shelf.kvdock("list", "--markdown", KVDOCK_PLUGINS="good")
-    assert done.stdout.startswith(
-        "|  | `good` |\n| --- | --- |\n| what | a backend |\n"
-    )
-
-
 @pytest.mark.slow
 def test_observers_are_listed_without_being_imported(shelf: Shelf) -> None:
     shelf.add("mine", "import nowhere", group="kvdock.observers", attribute="observer")

@@ -180,7 +180,6 @@ PARTS_OF_KVDOCK = [
 ]
 TEXTS: dict[str, Callable[[], str]] = {
     "list.txt": lambda: listing.report(LISTING).text(),
-    "list.md": lambda: listing.as_markdown(LISTING),
     "show-alpha.txt": lambda: manifest.report(ALPHA).text(),
     "show-beta.txt": lambda: manifest.report(BETA).text(),
     "doctor.txt": lambda: doctor.report(DIAGNOSIS).text(),

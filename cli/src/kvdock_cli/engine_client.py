@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, SettingsError
 from kvdock_cli.http_request import request
 
 Prompt = str | Sequence[int]
@@ -55,7 +55,13 @@ class EngineClient:
     def find(cls, url: str, *, within_s: float = 120.0) -> EngineClient:
         """Find out which engine answers at an address; raise KvdockError if none."""
         given = url if "://" in url else f"http://{url}"
-        base = given.removesuffix(urlsplit(given).path or "/")
+        try:
+            base = given.removesuffix(urlsplit(given).path or "/")
+        except ValueError as error:
+            raise SettingsError(
+                f"{url!r} is not the address of an engine: {error}",
+                fix="Write it like http://127.0.0.1:30000.",
+            ) from error
         client = cls(base, "", "", within_s)
         found = client._ask("/model_info", missing=True)
         if "model_path" in found:

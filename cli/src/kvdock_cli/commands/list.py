@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import attrs
-
 from kvdock.plugin import (
     OBSERVERS_GROUP,
     TRIAL_S,
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def list_backends(
-    name: str = "", /, *, json: bool = False, markdown: bool = False
-) -> int:
+def list_backends(name: str = "", /, *, json: bool = False) -> int:
     """List backends, the configured instances of them, and the observers.
 
     Reads what they declare and the configuration, and nothing else: no client
@@ -38,19 +34,15 @@ def list_backends(
     Args:
         name: Show everything that this backend declares, with its settings.
         json: Print one line of JSON.
-        markdown: Print the table of the README.
     """
-    found = load({} if markdown else _configured(), only=name)
+    found = load(_configured(), only=name)
     if name:
         from kvdock.plugin import require  # noqa: PLC0415 - it imports the loader
 
         plugins = {plugin.manifest.name: plugin for plugin in found.plugins}
         require([name], plugins, found.problems)
         return emit(manifest.report(plugins[name]), as_json=json)
-    done = report.report(found)
-    if markdown:
-        done = attrs.evolve(done, blocks=[report.as_markdown(found)])
-    return emit(done, as_json=json)
+    return emit(report.report(found), as_json=json)
 
 
 def _configured() -> Mapping[str, object]:

@@ -132,36 +132,6 @@ def _kinds(listing: Listing) -> list[tuple[str | Cell, ...]]:
     return rows
 
 
-def as_markdown(listing: Listing) -> str:
-    """Render the table of the README: a column for each backend."""
-    manifests = [plugin.manifest for plugin in listing.plugins]
-    rows = [
-        ["", *(f"`{one.name}`" for one in manifests)],
-        ["---"] * (1 + len(manifests)),
-        ["what", *(one.summary for one in manifests)],
-        ["kinds", *(" ".join(kind for kind, _ in by_kind(one)) for one in manifests)],
-        ["zero copy", *(one.zero_copy for one in manifests)],
-        ["durable", *(one.durability for one in manifests)],
-        ["shared", *(one.sharing for one in manifests)],
-        ["peers", *(one.peers for one in manifests)],
-    ]
-    rows += [
-        [words(grade), *(_grades(one, grade) for one in manifests)]
-        for grade in ("draft", "split_heads", "multi_buffer")
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _grades(manifest: Manifest, name: str) -> str:
-    """Spell a grade: one word if all kinds have it, else the kinds of each."""
-    kinds: dict[str, list[str]] = {}
-    for kind, support in by_kind(manifest):
-        kinds.setdefault(getattr(support, name), []).append(kind)
-    if len(kinds) == 1:
-        return next(iter(kinds))
-    return ", ".join(f"{grade} ({' '.join(of)})" for grade, of in kinds.items())
-
-
 def by_kind(manifest: Manifest) -> list[tuple[str, KindSupport]]:
     """Return the kinds of a manifest in the order in which they are defined."""
     return [

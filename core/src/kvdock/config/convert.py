@@ -58,6 +58,10 @@ def converter() -> Converter:
     return converter
 
 
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+"""Bytes that Linux takes."""
+
+
 def as_path(value: object) -> Path:
     """Read a path; one that begins with a tilde lies in a user's home directory.
 
@@ -73,7 +77,10 @@ def as_path(value: object) -> Path:
             f"{text!r} is not a path", fix="Write '.' for the current directory."
         )
     try:
-        os.fsencode(text)
+        encoded = os.fsencode(text)
+        longest = max(map(len, encoded.split(b"/")))
+        if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH:
+            raise SettingsError(f"{text[:40]!r}... is too long for a path")
         # No shell is in between where a file or an engine gives it.
         return Path(value).expanduser()
     except RuntimeError as error:

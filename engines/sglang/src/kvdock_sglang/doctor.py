@@ -136,8 +136,8 @@ def _configuration(
             yield from _ending((*_door(given), *_examined(given, model)), given)
         else:
             given = {**LOADER_KEYS, **from_words(settings)}
-            found = _examined(given, model)
-            yield from _ending(found, given) if ending else found
+            findings = _examined(given, model)
+            yield from _ending(findings, given) if ending else findings
     except KvdockError as error:
         yield Finding(ok=False, what=error.what, hint=error.fix)
 

@@ -33,7 +33,7 @@ def launch(command: Sequence[str], settings: Mapping[str, object]) -> Launch:
         command: Its words; flags that it has stay as they are.
         settings: What its storage class is to get, in words.
     """
-    given = Flags.of(shlex.join(command)).given
+    present = Flags.of(shlex.join(command)).given
     findings = doctor.examine(settings, ending=False)
     try:
         rest = {key: settings[key] for key in settings if key not in doctor.ABOUT_MODEL}
@@ -43,13 +43,13 @@ def launch(command: Sequence[str], settings: Mapping[str, object]) -> Launch:
         )
     except KvdockError:  # among the findings
         extra = "{}"
-    wanted = {ENABLE: "", BACKEND: "dynamic", EXTRA: extra, PREFETCH: WAIT, PAGE: "64"}
-    lacking = {flag: value for flag, value in wanted.items() if flag not in given}
+    needed = {ENABLE: "", BACKEND: "dynamic", EXTRA: extra, PREFETCH: WAIT, PAGE: "64"}
+    lacking = {flag: value for flag, value in needed.items() if flag not in present}
     flags = [word for pair in lacking.items() for word in pair if word]
     # What the command says otherwise is for the user to settle.
     whole = Flags.of(shlex.join([*command, *flags]))
     wrong = [Finding(ok=False, what=what, hint=hint) for what, hint in whole.problems()]
-    if EXTRA in given:
+    if EXTRA in present:
         hint = "Start it without `kvdock run`, or leave the flag out."
         wrong.append(
             Finding(ok=False, what=f"the command has a {EXTRA} already", hint=hint)

@@ -26,11 +26,11 @@ def launch(command: Sequence[str], settings: Mapping[str, object]) -> Launch:
         settings: What its connector is to get, in words. Without `host_memory` it is
             half of what /dev/shm has free, and at most 16 GiB.
     """
-    given = {word.partition("=")[0].replace("_", "-") for word in command}
+    present = {word.partition("=")[0].replace("_", "-") for word in command}
     if "config" not in settings:
         settings = {"host_memory": doctor.default_host_memory(), **settings}
     findings = doctor.examine(settings, ending=False)
-    if any(word.startswith(CONFIGURATION) for word in given):
+    if any(word.startswith(CONFIGURATION) for word in present):
         what = f"the command has a {CONFIGURATION} already"
         hint = "Start it without `kvdock run`, or leave the flag out."
         findings = (*findings, Finding(ok=False, what=what, hint=hint))
@@ -39,7 +39,7 @@ def launch(command: Sequence[str], settings: Mapping[str, object]) -> Launch:
     except KvdockError:  # among the findings
         whole = {}
     flags = [CONFIGURATION, json.dumps(whole)]
-    flags += [] if SHUTDOWN in given else [SHUTDOWN, "30"]
+    flags += [] if SHUTDOWN in present else [SHUTDOWN, "30"]
     # Hashes of blocks that other processes have as well, whatever makes them.
     variables = {} if os.environ.get(SEED) else {SEED: "0"}
     return Launch(flags=flags, variables=variables, findings=findings)
