@@ -5,8 +5,18 @@ from __future__ import annotations
 OF_RANKS = ("RankTests", "test_keys_are_the_same_in_every_process")
 """Keys and slices are the core's: the kit's own backend in memory proves them."""
 
+_OF_AN_INDEX = (
+    "ReportTests",
+    "test_a_clear_forgets_thousands_of_pages",
+    "test_a_missing_key_does_not_shift_the_others",
+    "test_exists_answers_each_key_for_itself",
+    "test_pages_stay_where_nothing_is_evicted",
+    "test_sparse_pages_allow_what_the_hit_policy_says",
+)
+
 OF_SEGMENTS = (
     *OF_RANKS,
+    *_OF_AN_INDEX,
     "RetentionTests",
     "WriteFaultTests",
     "test_a_clear_beside_other_calls_breaks_none_of_them",
@@ -17,25 +27,15 @@ OF_SEGMENTS = (
 )
 """The store is the file backend's, with another way of moving bytes."""
 
-OF_ANSWERS = (
+OF_SETTINGS = (
     *OF_RANKS,
-    "ReportTests",
+    *_OF_AN_INDEX,
     "test_a_declared_pool_finds_a_route",
-    "test_a_missing_key_does_not_shift_the_others",
     "test_draft_pools_are_kept_as_declared",
-    "test_exists_answers_each_key_for_itself",
-    "test_sparse_pages_allow_what_the_hit_policy_says",
+    "test_more_pages_are_deleted_than_one_batch_takes",
     "test_what_a_deployment_needs_is_met_or_refused_with_a_reason",
 )
 """Another class of the same backend proves them, with other settings."""
-
-OF_SETTINGS = (
-    *OF_ANSWERS,
-    "test_a_clear_forgets_thousands_of_pages",
-    "test_more_pages_are_deleted_than_one_batch_takes",
-    "test_pages_stay_where_nothing_is_evicted",
-)
-"""The same with those that take seconds."""
 
 OF_REFERENCES = (
     *OF_SETTINGS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import hicache_standins as standins
 import pytest
-from repeated import OF_ANSWERS
+from repeated import OF_SETTINGS
 
 from kvdock.testing import BackendContract
 
@@ -27,9 +27,9 @@ def space(tmp_path: Path) -> Iterator[str]:
     standins.SPACES.pop(str(tmp_path), None)
 
 
-@pytest.mark.repeats("test_pages_stay_where_nothing_is_evicted")
 class TestGeneric(BackendContract):
     plugin = "hicache"
+    stays_s = 0.5  # in this process nothing expires
 
     @pytest.fixture
     def config(self, space: str) -> Mapping[str, object]:
@@ -48,7 +48,7 @@ class TestV1(BackendContract):
 
 
 @pytest.mark.slow
-@pytest.mark.repeats(*OF_ANSWERS)
+@pytest.mark.repeats(*OF_SETTINGS)
 class TestV2(BackendContract):
     plugin = "hicache"
     large_objects = False
