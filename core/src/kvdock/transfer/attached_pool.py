@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kvdock.plugin.store import WholeStore
     from kvdock.pools.spec import PoolSpec
     from kvdock.resilience.channel import BackendChannel
-    from kvdock.resilience.executor import Job
+    from kvdock.resilience.executor import Job, Work
     from kvdock.transfer.host_memory import HostBuffer
     from kvdock.transfer.placement import Placement
 
@@ -347,7 +347,7 @@ class AttachedPool:
             )
         else:
             batches = _Batches(placement, operation, hashes, pages, outcomes, times)
-            work = partial(self._move_batches, batches, deadline_s)
+            work = self._work(batches, deadline_s)
             ran = channel.executor.work(work, channel.latest(deadline_s), job)
             if ran.abandoned:
                 if not ran.begun:
@@ -522,13 +522,17 @@ class AttachedPool:
             lease.end()
         return np.where(free, np.uint8(_OK), np.uint8(Outcome.REFUSED))
 
+    def _work(self, batches: _Batches, deadline_s: float) -> Work:
+        """Return what moves the batches of a call, on the thread of its job."""
+        count = len(batches.pages)
+        if count <= batches.placement.batch_pages:
+            return partial(self._move_batch, batches, 0, count, deadline_s)
+        return partial(self._move_batches, batches, deadline_s)
+
     def _move_batches(self, batches: _Batches, deadline_s: float, job: Job) -> None:
         """Store or load the batches of a call, on the thread of its job."""
         placement, operation = batches.placement, batches.operation
         size, count = placement.batch_pages, len(batches.pages)
-        if count <= size:
-            self._move_batch(batches, 0, count, deadline_s, job)
-            return
         limit = LIMIT.get() if operation is Operation.GET else None
         for start in range(0, count, size):
             if start and limit is not None:

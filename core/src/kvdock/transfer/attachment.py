@@ -24,9 +24,9 @@ from kvdock.closing import ClosedAfterUse
 from kvdock.config.core import CoreSettings
 from kvdock.config.tenants import DEFAULT_TENANT
 from kvdock.errors import AttachError, KvdockError, did_you_mean
-from kvdock.events import PagesRestored
+from kvdock.events import PagesRestored, stored_for
 from kvdock.hits import Hits, evaluate, leading
-from kvdock.keys import check_hashes
+from kvdock.keys import check_hashes, hashes_of_tenant
 from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.resilience.executor import CallRejected
@@ -34,7 +34,6 @@ from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.transfer.page_indices import unanswered
 from kvdock.transfer.result import NO_PAGE, TransferResult
 from kvdock.transfer.setup import AttachedBackends, attach_plan
-from kvdock.transfer.tenant_calls import TenantCalls
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, OutcomeArray
@@ -580,3 +579,58 @@ class Attachment(ClosedAfterUse):
                 fix="Use attachment[pool].exists, put and get, or a TransferManager.",
             )
         return calls
+
+
+@attrs.frozen(eq=False)
+class TenantCalls:
+    """What an attachment stores and finds for one tenant, in its room.
+
+    What is stored for one is found for no other. `Attachment.for_tenant` makes it; its
+    calls are those of the attachment.
+
+    Args:
+        calls: The attachment.
+        number: That of the tenant.
+        salt_digest: Mixed into page hashes; "" for pages of the namespace's own salt.
+    """
+
+    _calls: Attachment = attrs.field(repr=False)
+    number: int
+    _salt_digest: str = attrs.field(repr=False)
+
+    def exists(self, hashes: Sequence[str]) -> Hits:
+        """Find out which prefixes could be restored; as `Attachment.exists`."""
+        return self._calls.exists(self._named(hashes))
+
+    def put(
+        self,
+        hashes: Sequence[str],
+        pages: Mapping[str, npt.ArrayLike],
+        *,
+        keep_s: float | None = None,
+        expire_s: float | None = None,
+    ) -> TransferResult:
+        """Store pages; as `Attachment.put`."""
+        names = self._named(hashes)
+        with stored_for(self.number):
+            return self._calls.put(names, pages, keep_s=keep_s, expire_s=expire_s)
+
+    def get(
+        self, hashes: Sequence[str], pages: Mapping[str, npt.ArrayLike]
+    ) -> TransferResult:
+        """Load pages; as `Attachment.get`."""
+        with stored_for(self.number):  # nearer copies too
+            return self._calls.get(self._named(hashes), pages)
+
+    def retain(self, hashes: Sequence[str], keep_s: float) -> OutcomeArray:
+        """Promise not to evict stored pages; as `Attachment.retain`."""
+        return self._calls.retain(self._named(hashes), keep_s)
+
+    def expire(self, hashes: Sequence[str], after_s: float) -> OutcomeArray:
+        """Let stored pages expire; as `Attachment.expire`."""
+        return self._calls.expire(self._named(hashes), after_s)
+
+    def _named(self, hashes: Sequence[str]) -> Sequence[str]:
+        if not self._salt_digest:
+            return hashes
+        return hashes_of_tenant(hashes, self._salt_digest)
