@@ -36,6 +36,14 @@ def ended(executor: DeadlineExecutor) -> bool:
     return executor.shutdown(soon(), lambda: None)
 
 
+def leave_behind(
+    executor: DeadlineExecutor, go_on: threading.Event, calls: int
+) -> None:
+    """Let calls hang: on a busy machine one may be given up before it begins."""
+    while executor.abandoned < calls:
+        assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
+
+
 def test_a_call_returns_what_the_work_returns_or_raises() -> None:
     executor = DeadlineExecutor("t", 2, 2)
     assert executor.run(lambda: 7, soon()).result == 7
@@ -99,9 +107,7 @@ def test_what_follows_a_late_end_is_done_before_the_books_say_so() -> None:
 def test_so_many_calls_may_be_left_behind_and_no_more() -> None:
     executor = DeadlineExecutor("t", 2, 3)
     go_on = threading.Event()
-    while executor.abandoned < 3:
-        # One that no worker has begun in time does not count for long.
-        assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
+    leave_behind(executor, go_on, 3)
     assert executor.at_capacity
     assert rejected(timed(lambda: executor.run(lambda: 1, soon(9)), 0.1))
     assert executor.threads == 3
@@ -149,18 +155,13 @@ def test_background_tasks_of_one_kind_take_no_quota_from_others() -> None:
 def test_a_sign_of_life_makes_room_beside_calls_that_hang_for_ever() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on = threading.Event()
-    begun: list[int] = []
-
-    def hang() -> None:
-        begun.append(1)
-        go_on.wait(60)
-
-    while not executor.exhausted:
-        # On a busy machine a call may be given up before it begins, and so never hangs.
-        assert executor.run(hang, soon(0.01)).abandoned
+    for hung in range(1, 5):
+        assert not executor.exhausted
+        leave_behind(executor, go_on, hung)
         assert executor.at_capacity
         executor.discount_abandoned()
-    assert len(begun) == executor.abandoned == executor.threads == 4
+    assert executor.exhausted
+    assert executor.threads == 4
     assert rejected(executor.run(lambda: 1, soon()))
     go_on.set()
     until(lambda: not executor.abandoned)
@@ -173,7 +174,7 @@ def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
     counts: list[int] = []
     executor = DeadlineExecutor("t", 1, 2, lambda: counts.append(executor.abandoned))
     go_on = threading.Event()
-    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
+    leave_behind(executor, go_on, 1)
     executor.spawn(ConcurrencyQuota(1), lambda: go_on.wait(60))
     assert counts == [1, 2]
     go_on.set()
@@ -225,7 +226,7 @@ def test_a_call_that_is_never_begun_is_told_like_one_that_ended_late(
 def test_what_is_done_last_waits_for_a_call_that_hangs() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on, last = threading.Event(), []
-    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
+    leave_behind(executor, go_on, 1)
     assert not executor.shutdown(soon(0.02), lambda: last.append("done"))
     assert last == []
     go_on.set()
@@ -245,7 +246,7 @@ def test_who_waits_for_rest_waits_for_what_comes_last_too() -> None:
         assert release.wait(60)
         last.append("released")
 
-    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
+    leave_behind(executor, go_on, 1)
     assert not executor.shutdown(soon(0.01), let_go)
     go_on.set()
     assert inside.wait(60)
@@ -258,7 +259,7 @@ def test_who_waits_for_rest_waits_for_what_comes_last_too() -> None:
 def test_the_last_step_of_closing_may_fail_and_leaves_the_executor_idle() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on = threading.Event()
-    assert executor.run(lambda: go_on.wait(60), soon(0.01)).abandoned
+    leave_behind(executor, go_on, 1)
     assert not executor.shutdown(soon(0.01), lambda: 1 // 0)  # type: ignore[arg-type]  # it raises
     go_on.set()
     assert executor.wait_idle(soon())
