@@ -212,7 +212,8 @@ def test_the_help_says_what_metadata_says_of_a_stranger(shelf: Shelf) -> None:
     metadata.write_text(
         metadata.read_text() + "Summary: Greets people.\n\nSummary: no\n"
     )
-    assert "greet Greets people. " in squeezed(shelf.kvdock("--help").stdout)
+    shown = squeezed(shelf.kvdock("--help").stdout).strip()
+    assert shown.endswith("greet Greets people.")
 
 
 def test_the_help_says_of_each_of_our_commands_what_it_says_itself() -> None:
