@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from kvdock import native
 from kvdock.batch import Batch, MemoryGate, Operation, Outcome
 from kvdock_segments import IORequest, IOResult, PosixIOEngine, catalog, directory
+from kvdock_segments.call_arrays import MOST_PAGES, CallArrays
 from kvdock_segments.format import RECORD, records_of, with_checksums
 from kvdock_segments.index import ABSENT, Index
 from kvdock_segments.index_file import read_contents
-from kvdock_segments.page_call import MOST_PAGES, PageCall
 from kvdock_segments.paths import IndexName
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def test_records_are_the_same_in_compiled_code(
         stored_ns=stored_ns,
         tenant=tenant,
     )
-    call = PageCall(compiled)
+    call = CallArrays(compiled)
     call.slots[:count] = slots
     call.movement.sums[:count] = sums
     call.stored_ns[first : first + count] = stored_ns
@@ -211,7 +211,7 @@ def test_records_are_inserted_in_compiled_code_as_in_python(
         index.forget(np.arange(min(gone, len(present))))
         added, used_ns = records[len(present) :], np.arange(count) + 5
         if way == "compiled":
-            call = PageCall(compiled)
+            call = CallArrays(compiled)
             call.slots[:count], call.records[:count] = slots, added
             call.used_ns[first : first + count] = used_ns
             index.insert(compiled, call, first, count, new)

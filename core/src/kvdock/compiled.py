@@ -28,7 +28,7 @@ class Library:
         hash_locked: The same with the lock, for a few.
         find: Finds keys in the index of a page store; see `kvdock_segments.index`.
         look: Finds the pages of a call; this and what follows is for
-            `kvdock_segments.page_call`.
+            `kvdock_segments.call_arrays`.
         plan: Says where they lie.
         place_in_slots: Says where new pages go.
         record: Makes their records.

@@ -15,6 +15,7 @@ from kvdock import Dock
 from kvdock_cli.commands.demo import prepared
 from kvdock_cli.main import main
 from kvdock_cli.output import FINE, PROBLEM, emit, say
+from kvdock_cli.reports._report import Report
 from kvdock_cli.reports._style import Style, Tone
 from kvdock_cli.reports._tables import Cell, table
 from kvdock_cli.terminal import style_of
@@ -81,7 +82,10 @@ def models(
         found = demo.run(place, chosen, why, ready.notice, ready.given, screen)
         screen.say(_outcome_text(found, time.monotonic() - ready.bar.began_s, style))
         if json:
-            return emit("", found.data, as_json=True)
+            schema = str(found.data["schema"])
+            return emit(
+                Report(schema, found.data, (), ok=not found.failed), as_json=True
+            )
         return PROBLEM if found.failed else FINE
 
 

@@ -27,7 +27,7 @@ from kvdock_segments.segment import RowRange
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, UInt64Array
     from kvdock.native import Library
-    from kvdock_segments.page_call import PageCall
+    from kvdock_segments.call_arrays import CallArrays
     from kvdock_segments.tenant_count import TenantCount
 
 T = TypeVar("T", bound=np.generic)
@@ -448,7 +448,12 @@ class Index:
         self.version += 1
 
     def insert(
-        self, compiled: Library, call: PageCall, first: int, count: int, rows: RowRange
+        self,
+        compiled: Library,
+        call: CallArrays,
+        first: int,
+        count: int,
+        rows: RowRange,
     ) -> None:
         """Fill rows of one segment with a call's records of keys that are absent.
 

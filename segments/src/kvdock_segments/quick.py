@@ -14,8 +14,8 @@ import numpy as np
 
 from kvdock import native
 from kvdock.batch import Batch, BatchResult
+from kvdock_segments.call_arrays import MOST_PAGES, CallArrays
 from kvdock_segments.io import IOEngine, IORequest
-from kvdock_segments.page_call import MOST_PAGES, PageCall
 from kvdock_segments.writer import PutBatch, Writer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class QuickWay:
         self._catalog = catalog
         self._writer = writer
         self._engine = engine
-        self._calls: list[PageCall] = []  # those that no call uses
+        self._calls: list[CallArrays] = []  # those that no call uses
 
     def _page_bytes(self, batch: Batch) -> int:
         """Return the size of the pages of a batch that may be usual; else 0."""
@@ -40,11 +40,11 @@ class QuickWay:
             return 0
         return sum(sizes[0].tolist())
 
-    def _begin(self, compiled: native.Library) -> PageCall:
+    def _begin(self, compiled: native.Library) -> CallArrays:
         try:
             return self._calls.pop()
         except IndexError:
-            return PageCall(compiled)
+            return CallArrays(compiled)
 
     def get(self, batch: Batch) -> BatchResult | None:
         """Load pages that are all there and whole; None for any other batch."""

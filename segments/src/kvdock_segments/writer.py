@@ -25,9 +25,9 @@ from kvdock_segments.paths import OUT_OF_FILES
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
     from kvdock_segments.allocator import SegmentAllocator
+    from kvdock_segments.call_arrays import CallArrays
     from kvdock_segments.catalog import Catalog
     from kvdock_segments.directory import SegmentDirectory
-    from kvdock_segments.page_call import PageCall
     from kvdock_segments.retention import Retainer
     from kvdock_segments.segment import Segment
 
@@ -81,7 +81,7 @@ class PutBatch:
     stored_ns: Int64Array
     absent_at: int
     kept: BoolArray
-    call: PageCall | None = None
+    call: CallArrays | None = None
 
 
 class Writer:

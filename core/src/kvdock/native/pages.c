@@ -389,7 +389,7 @@ typedef struct {
   const int32_t *segment_of;
 } Index;
 
-/* What one call has of its own: Python's PageCall says what each is. */
+/* What one call has of its own: Python's CallArrays says what each is. */
 typedef struct {
   int64_t *rows, *stored_ns, *used_ns, *segments, *slot_bytes, *slots;
   int64_t *order, *file_of, *offsets;

@@ -1,6 +1,6 @@
 """The arrays of one call, written down once for compiled code.
 
-A call of up to `MOST_PAGES` pages takes a `PageCall` and gives it back when it has
+A call of up to `MOST_PAGES` pages takes a `CallArrays` and gives it back when it has
 ended: so no call makes arrays, or asks each of them for its address.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_PAGES = 512
 
 
-class PageCall:
+class CallArrays:
     """Arrays of one call, each of `MOST_PAGES` pages.
 
     Attributes:
