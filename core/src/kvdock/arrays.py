@@ -19,6 +19,7 @@ OutcomeArray = npt.NDArray[np.uint8]
 
 any_of: Callable[[npt.NDArray[Any]], bool] = np.logical_or.reduce
 """Whether any item of a row is true or above 0: `any()` of it, without its Python."""
+all_of: Callable[[npt.NDArray[Any]], bool] = np.logical_and.reduce
 least_of: Callable[[npt.NDArray[Any]], int] = np.minimum.reduce
 most_of: Callable[[npt.NDArray[Any]], int] = np.maximum.reduce
 """As `any_of`, for a row that is not empty."""

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.arrays import all_of
 from kvdock.errors import PoolError
 from kvdock.pools.enums import HitPolicy
 
@@ -127,9 +128,7 @@ def evaluate(
             raise PoolError(
                 f"pool {pool.name!r}: {there.shape} answers for {pages} pages"
             )
-        if np.count_nonzero(there) == pages and (
-            pool.hit_policy is not HitPolicy.BLOCK_GROUPS
-        ):
+        if all_of(there) and (pool.hit_policy is not HitPolicy.BLOCK_GROUPS):
             # All pages are there: every prefix is allowed.
             found[pool.name] = pages
             continue

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import attrs
 import numpy as np
 
+from kvdock.arrays import any_of
 from kvdock.batch import Outcome
 from kvdock_segments import paths
 from kvdock_segments.cleanup import collect_garbage
@@ -343,7 +344,7 @@ class Catalog:
 
     def count(self, verb: str, outcomes: OutcomeArray) -> None:
         """Count outcomes by name."""
-        if not np.count_nonzero(outcomes):
+        if not any_of(outcomes):
             with self.lock:
                 self.counts[f"{verb}_ok"] += len(outcomes)
             return

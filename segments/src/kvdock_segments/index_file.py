@@ -161,7 +161,7 @@ def _runs(slots: Int64Array) -> Iterator[tuple[int, int]]:
     """Divide ascending slots into runs of neighbours: (first, last + 1)."""
     if not len(slots):
         return iter(())
-    edges = np.flatnonzero(slots[1:] - slots[:-1] != 1) + 1
+    edges = (slots[1:] - slots[:-1] != 1).nonzero()[0] + 1
     return pairwise([0, *edges.tolist(), len(slots)])
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 
 from kvdock import native
+from kvdock.arrays import any_of
 from kvdock.synchronization import ProcessGuard
 from kvdock_segments import paths
 from kvdock_segments.bounce import BLOCK, BounceBuffer
@@ -153,7 +154,7 @@ class PosixIOEngine(IOEngine):
         if gate is not None:
             work = partial(_write_gated if write else _read_gated, movement, gate)
         self._share(work, tasks_of(len(request.offsets), most))
-        if not np.count_nonzero(result.errors):
+        if not any_of(result.errors):
             return
         left = np.flatnonzero(result.errors == native.LEFT)
         if len(left):

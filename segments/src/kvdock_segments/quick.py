@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock import native
+from kvdock.arrays import any_of
 from kvdock.batch import Batch, BatchResult
 from kvdock_segments.call_arrays import MOST_PAGES, CallArrays
 from kvdock_segments.io import IOEngine, IORequest
@@ -97,17 +98,18 @@ class QuickWay:
                 )
             )
             if (
-                np.count_nonzero(result.errors)
-                or np.count_nonzero(result.checksums != expected)
-                or np.count_nonzero(result.nbytes != size)
+                any_of(result.errors)
+                or any_of(result.checksums != expected)
+                or any_of(result.nbytes != size)
             ):
                 return None
+            nbytes = result.nbytes.copy()  # the next call writes over it
         finally:
             catalog.release_all(held)
             self._calls.append(call)
         with catalog.lock:
             catalog.counts["get_ok"] += count
-        return BatchResult(np.zeros(count, np.uint8), np.full(count, size))
+        return BatchResult(np.zeros(count, np.uint8), nbytes)
 
     def put(self, batch: Batch) -> BatchResult | None:
         """Store pages of which none is there; None for any other batch."""

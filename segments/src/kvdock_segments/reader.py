@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from kvdock.arrays import any_of
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.index import ABSENT
 from kvdock_segments.io import DEADLINE, UNREGISTERED, IOEngine, IORequest, IOResult
@@ -40,12 +41,12 @@ class Reader:
         digests = catalog.digests(batch.keys)
         with catalog.lock:
             absent = catalog.index.find(digests) < 0
-        if np.count_nonzero(absent) and catalog.refresh(missed=True):
+        if any_of(absent) and catalog.refresh(missed=True):
             with catalog.lock:
                 absent = catalog.index.find(digests) < 0
-        catalog.note_lookup(digests, np.flatnonzero(~absent), batch.deadline_s)
+        catalog.note_lookup(digests, (~absent).nonzero()[0], batch.deadline_s)
         # As numbers, False and True are OK and ABSENT.
-        return BatchResult.of(batch, absent.view(np.uint8))
+        return BatchResult(absent.view(np.uint8), np.zeros(len(absent), np.int64))
 
     def get(self, batch: Batch) -> BatchResult:
         """Load what can be loaded, and find out what is wrong with the rest."""

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from kvdock import native
+from kvdock.arrays import any_of
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.format import Records, records_of, times_of
 from kvdock_segments.io import (
@@ -226,7 +227,7 @@ class Writer:
         outcomes = _judged(result, size)
         slots, sums = reserved.slots, result.checksums
         good = np.arange(len(slots))
-        if np.count_nonzero(outcomes):
+        if any_of(outcomes):
             fresh.call = None
             good = np.flatnonzero(outcomes == _OK)
             wrong = ~np.isin(result.errors, _NOT_THE_SLOT)
@@ -448,7 +449,7 @@ def _judged(result: IOResult, size: int) -> OutcomeArray:
     """Return the outcome of each object that an engine wrote."""
     outcomes = np.zeros(len(result.errors), np.uint8)  # OK
     outcomes[result.nbytes != size] = _REFUSED_PAGE
-    if np.count_nonzero(result.errors):
+    if any_of(result.errors):
         outcomes[result.errors != 0] = Outcome.ERROR
         outcomes[np.isin(result.errors, _REFUSED)] = Outcome.REFUSED
         outcomes[result.errors == DEADLINE] = Outcome.TIMEOUT

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from kvdock.arrays import any_of
-from kvdock.batch import Batch, Operation, Outcome
+from kvdock.batch import NO_MEMORY, Batch, Operation, Outcome
 from kvdock.config.tiers import Locality
 from kvdock.events import BatchEnded, PagesAnswered
 from kvdock.keys import key_builder
@@ -187,7 +187,8 @@ class Placement:
     ) -> OutcomeArray:
         """Look up keys in one batch; uint8 (n,)."""
         began = time.monotonic()
-        batch = Batch(Operation.EXISTS, keys, deadline_s=deadline_s, pool=self.name)
+        nothing = NO_MEMORY[: len(keys)]
+        batch = Batch(Operation.EXISTS, keys, nothing, nothing, deadline_s, self.name)
         found = self.channel.call(self.handle, batch, job).outcomes
         if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
             self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
