@@ -66,9 +66,10 @@ def attached(root: Path, salt: str) -> Attachment:
     return Attachment.open(dock, plan, namespace, regions, settings, core=core)
 
 
-def pages(root: Path, salt: str, **more: Any) -> int:
+def pages(root: Path, salt: str, tenant: str = "default") -> int:
     with attached(root, salt) as cache:
-        return int(cache.get(NAMES, {"kv": np.arange(PAGES)}, **more).pages)
+        calls = cache.for_tenant(tenant)
+        return int(calls.get(NAMES, {"kv": np.arange(PAGES)}).pages)
 
 
 def removed(
