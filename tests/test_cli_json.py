@@ -33,7 +33,9 @@ def test_every_schema_is_described(schema: str) -> None:
 @pytest.mark.parametrize(
     "command",
     # What is behind a point belongs to the command before it.
-    {one.name.partition(".")[0] for one in list_entry_points("kvdock.commands")},
+    sorted(
+        {one.name.partition(".")[0] for one in list_entry_points("kvdock.commands")}
+    ),
 )
 def test_every_command_has_a_section(command: str) -> None:
     assert re.search(rf"^## `kvdock {command}\b", PAGE, re.MULTILINE)
