@@ -160,20 +160,21 @@ def test_pages_go_for_an_engine_that_has_them_open_and_their_bytes_too(
     hashes = root / "hashes"
     where = {"kv": np.arange(PAGES)}
     with attached(root, "") as cache:
-        more = {} if chosen == "hashes" else {"tenant": "guest"}
+        tenant = "default" if chosen == "hashes" else "guest"
+        calls = cache.for_tenant(tenant)
         names = NAMES if chosen == "hashes" else NAMES[:2]
         where = {"kv": np.arange(len(names))}
         fill_a_segment(cache)
-        assert cache.get(names, where, **more).pages == len(names)
+        assert calls.get(names, where).pages == len(names)
         hashes.write_text("\n".join(f"{name}.kv.L0-1" for name in NAMES))
         given = {"hashes": hashes} if chosen == "hashes" else {"tenant": "guest"}
         left = bytes_left(root)
         found = removed(capsys, root, **given)
         assert all(not one["kept"] for one in found["removals"])
         assert bytes_left(root) == left - sum(one["pages"] for one in found["removals"])
-        assert cache.exists(names, **more).best == 0
-        assert cache.get(names, where, **more).pages == 0
-    assert pages(root, "", **more) == 0
+        assert calls.exists(names).best == 0
+        assert calls.get(names, where).pages == 0
+    assert pages(root, "", tenant) == 0
 
 
 def test_pages_beside_which_an_engine_writes_stay_and_it_is_said(
