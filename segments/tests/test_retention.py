@@ -298,6 +298,93 @@ def test_clearing_ends_all_promises(open_depot: OpenDepot) -> None:
     assert depot.put(range(200, 300), keep_until=soon(3600)).kept.all()
 
 
+def test_a_promise_that_is_extended_is_counted_once(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota=QUOTA, retained_share=0.25)
+    assert depot.put(range(50), keep_until=soon(60)).kept.all()
+    budget = budget_of(depot)
+    for seconds in range(100, 2000, 100):
+        assert retain(depot, range(50), keep_s=seconds) == [OK] * 50
+        assert budget.promised_bytes() == 50 * 8192
+    assert retain(depot, [7, 7, 8, 7], keep_s=3000) == [OK] * 4
+    assert budget.promised_bytes() == 50 * 8192
+    # The rest of the budget is still there, and no more than that.
+    assert depot.put(range(100, 114), keep_until=soon(60)).kept.all()
+    assert not depot.put(range(200, 220), keep_until=soon(60)).kept.all()
+    os.close(budget.namespace_fd)
+
+
+def test_what_expires_before_its_promise_gives_the_rest_back(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot(quota=QUOTA, retained_share=0.25)
+    assert depot.put(range(50), keep_until=soon(86_400)).kept.all()
+    budget = budget_of(depot)
+    assert retain(depot, range(25), expire_s=1) == [OK] * 25
+    deadline_s = time.monotonic() + 30  # a promise is counted a few seconds longer
+    while budget.promised_bytes() > 25 * 8192:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+    assert depot.put(range(100, 120), keep_until=soon(60)).kept.all()
+    os.close(budget.namespace_fd)
+
+
+def test_what_is_erased_gives_its_promise_back(open_depot: OpenDepot) -> None:
+    depot = open_depot(quota=QUOTA)
+    assert depot.put(range(50), keep_until=soon(86_400)).kept.all()
+    budget = budget_of(depot)
+    assert depot.store.erase(depot.keys(range(30)), time.monotonic() + 60).all()
+    assert budget.promised_bytes() == 20 * 8192
+    os.close(budget.namespace_fd)
+
+
+def test_another_process_soon_sees_an_expiry(open_depot: OpenDepot) -> None:
+    depot, other = open_depot(), open_depot()
+    depot.put(range(20))
+    assert other.get(range(20)) == [OK] * 20
+    # It is filling the segment, so no name changes.
+    assert retain(depot, range(10), expire_s=-1) == [OK] * 10
+    deadline_s = time.monotonic() + 10  # it reads the folder now and then
+    while other.get(range(20)) != [ABSENT] * 10 + [OK] * 10:
+        assert time.monotonic() < deadline_s
+    assert other.there(range(20)) == [False] * 10 + [True] * 10
+
+
+@pytest.mark.usefixtures("_hurried")
+def test_a_store_that_is_opened_and_idle_erases_what_has_expired(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot(erase_within_s=0.2)
+    depot.put(range(10), expire_at=expiring(range(10), 1))
+    depot.store.close()
+    again = open_depot(erase_within_s=0.2)
+    deadline_s = time.monotonic() + 30
+    while again.store.counts["pages_expired"] < 10:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_of_two_records_the_one_that_is_still_served_counts(
+    open_depot: OpenDepot,
+) -> None:
+    """Also after a kill, whichever of their segments is read last."""
+    depot = open_depot(quota=0)
+    others = range(100, 140)
+    depot.put([*range(10), *others], expire_at=expiring(range(50), 1))
+    deadline_s = time.monotonic() + 30
+    while any(depot.there(range(10))):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    second = open_depot(quota=0)  # it fills a segment of its own
+    assert second.put(range(10), keep_until=soon(3600)).kept.all()
+    assert second.get(range(10)) == [OK] * 10
+    for one in (depot, second):
+        one.store.close()
+    for _ in range(3):
+        third = open_depot(quota=0)
+        assert third.get(range(10)) == [OK] * 10
+        third.store.close()
+
+
 def test_many_promises_fit_into_one_page(open_depot: OpenDepot) -> None:
     depot = open_depot()
     budget = budget_of(depot)

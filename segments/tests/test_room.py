@@ -456,6 +456,10 @@ def test_a_tenant_promises_a_share_of_its_own_quota(open_depot: OpenDepot) -> No
     assert retained.outcomes.tolist() == [int(Outcome.REFUSED), int(Outcome.OK)]
     retained = depot.store.run(Batch(Operation.RETAIN, keys[:1], keep_until=0))
     assert retained.ok.all()
+    # Its room is spent; what is promised already can be extended.
+    keys = depot.keys(range(10))
+    assert depot.store.run(Batch(Operation.RETAIN, keys, keep_until=soon + 60)).ok.all()
+    assert depot.store.capacity().tenants["acme"].promised_bytes == 10 * PAGE
     assert tenants_on_disk(depot) == {ACME: 20, BELL: 20}
 
 

@@ -180,7 +180,8 @@ class SegmentDirectory:
             for segment in list(self.segments.values())
             if segment.name.state == "open" and not segment.owned
         ]
-        return changed
+        # Who lets pages expire there touches the folder, as no name changes.
+        return self.poll() or changed
 
     def _most_slots(self, name: IndexName) -> int | None:
         """Return how many slots an index file could describe; None if it has none."""

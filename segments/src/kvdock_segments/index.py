@@ -531,6 +531,10 @@ class Index:
         known = there != ABSENT
         if known.any():
             moved = known & (there != rows)
+            if self.timed:  # of two records the one that is still served counts
+                both = np.flatnonzero(moved)
+                stale = self._expired(rows[both]) & ~self._expired(there[both])
+                moved[both[stale]] = False
             self.table.remove(digests[moved], there[moved])
             fresh = ~known | moved
             digests, rows = digests[fresh], rows[fresh]

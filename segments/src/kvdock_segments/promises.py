@@ -72,16 +72,49 @@ class PromiseBudget:
                 return fit
         return 0
 
-    def give_back(self, nbytes: int, until: int) -> None:
-        """Count bytes no longer that were promised until then, and are not any more."""
+    def extend(
+        self, each_bytes: int, before: Int64Array, until: int, most_bytes: int
+    ) -> int:
+        """Count promises of pages that may have one; return how many of the first hold.
+
+        Args:
+            each_bytes: Bytes of a page.
+            before: int64 (n,), until when each is promised now; 0 for no promise.
+            until: Until when they are to be, seconds since 1970.
+            most_bytes: The budget. A page that has a promise takes no more of it.
+        """
+        if self.liveness is not WriterLiveness.LOCKS or not len(before):
+            return 0
         with suppress(OSError), self._opened() as fd:
             rows = self._read(fd)
-            # The count of a later time holds a promise whose row was merged into it.
-            for at in np.flatnonzero(rows[:, 0] >= until).tolist():
-                taken = min(nbytes, int(rows[at, 1]))
-                rows[at, 1] -= taken
-                nbytes -= taken
-            _write(fd, rows)
+            counted = before > int(time.time())
+            cost = np.cumsum(np.where(counted, 0, each_bytes))
+            left = most_bytes - int(rows[:, 1].sum())
+            fit = int(np.searchsorted(cost, left, "right")) if left > 0 else 0
+            fit = max(fit, int(np.argmin(counted)) if not counted.all() else len(cost))
+            for end, pages in _counts(before[:fit][counted[:fit]]):
+                _give_back(rows, pages * each_bytes, end)
+            if fit:
+                row = np.array([[_rounded(until), fit * each_bytes]])
+                _write(fd, np.concatenate([rows, row]))
+            return fit
+        return 0
+
+    def shorten(self, each_bytes: int, before: Int64Array, until: Int64Array) -> None:
+        """Count promises until an earlier time, each as given; as `give_back`."""
+        with suppress(OSError), self._opened() as fd:
+            rows, now = self._read(fd), int(time.time())
+            for end, pages in _counts(before[before > now]):
+                _give_back(rows, pages * each_bytes, end)
+            ends = [
+                [_rounded(end), pages * each_bytes]
+                for end, pages in _counts(until[until > now])
+            ]
+            _write(fd, np.concatenate([rows, np.array(ends, np.int64).reshape(-1, 2)]))
+
+    def give_back(self, each_bytes: int, until: Int64Array) -> None:
+        """Count pages no longer that are promised no more, each until its time."""
+        self.shorten(each_bytes, until, np.zeros(0, np.int64))
 
     def promised_bytes(self) -> int:
         """Return the bytes that are promised now."""
@@ -136,6 +169,19 @@ class PromiseBudget:
         return np.concatenate(found)
 
 
+def _counts(until: Int64Array) -> Iterator[tuple[int, int]]:
+    ends, pages = np.unique(until, return_counts=True)
+    return zip(ends.tolist(), pages.tolist(), strict=True)
+
+
+def _give_back(rows: Int64Array, nbytes: int, until: int) -> None:
+    # The count of a later time holds a promise whose row was merged into it.
+    for at in np.flatnonzero(rows[:, 0] >= until).tolist():
+        taken = min(nbytes, int(rows[at, 1]))
+        rows[at, 1] -= taken
+        nbytes -= taken
+
+
 def _promises_in(folder: int, name: IndexName) -> Int64Array:
     fd = open_index(folder, str(name))
     try:
@@ -160,6 +206,7 @@ def _check(body: bytes) -> bytes:
 
 
 def _write(fd: int, rows: Int64Array) -> None:
+    rows = rows[rows[:, 1] > 0]
     ends = np.unique(rows[:, 0])
     sums = np.array([rows[rows[:, 0] == end, 1].sum() for end in ends], np.int64)
     rows = np.stack([ends, sums], axis=1)

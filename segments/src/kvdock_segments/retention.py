@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
     from kvdock_segments.allocator import SegmentAllocator
     from kvdock_segments.catalog import Catalog, LookupResult
+    from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.format import Records
     from kvdock_segments.segment import Segment
 
 log = logging.getLogger("kvdock_segments")
@@ -75,11 +77,10 @@ class Retainer:
         if segment.owned:
             yield True
             return
-        folders = self._catalog.folders.values()
-        folder = next((one for one in folders if one.fd == segment.folder), None)
+        folder = self._folder_of(segment)
         full = segment.name.state == "idx"
         allocator = self._allocator
-        if folder is None or not allocator.may_claim(folder, segment):
+        if not allocator.may_claim(folder, segment):
             yield False
             return
         if not allocator.claim(folder, segment):
@@ -90,6 +91,10 @@ class Retainer:
         finally:
             with self._catalog.lock, suppress(OSError), folder.own_change():
                 segment.release(full=full)
+
+    def _folder_of(self, segment: Segment) -> SegmentDirectory:
+        folders = self._catalog.folders.values()
+        return next(folder for folder in folders if folder.fd == segment.folder)
 
     def _change(
         self, batch: Batch, found: LookupResult, mine: Int64Array, segment: Segment
@@ -103,31 +108,28 @@ class Retainer:
             rows = found.rows[mine]
             digests = found.digests[found.there[mine]]
             same = (index.words[rows, :2] == digests).all(axis=1)
+            # A page that is given twice is changed and counted once.
+            _, first, which = np.unique(rows, return_index=True, return_inverse=True)
+            leader = first[which]
+            same &= leader == np.arange(len(rows))
             outcomes[~same] = _REFUSED  # replaced since it was looked up
             records = index.records[rows].copy()
-            ends = records["expire_at"].astype(np.int64)
-            if batch.expire_at is not None:
-                asked = batch.expire_at[found.there[mine]]
-                ends = np.where(asked > 0, asked, ends)
+            each, kept = segment.slot_bytes, records["keep_until"].astype(np.int64)
+            ends = _ends_of(batch, found.there[mine], records)
             until = np.full(len(mine), batch.keep_until, np.int64)
             until = np.where(ends > 0, np.minimum(until, ends), until)
             wanted = np.flatnonzero(same & (records["keep_until"] < until))
-            if self._allocator.room is not None:
-                whose = records["tenant"][wanted].astype(np.int64)
-                nbytes = int(found.nbytes[mine[0]])
-                may = self._allocator.room.promisable(whose, nbytes)
-                outcomes[wanted[~may]] = _REFUSED
-                wanted = wanted[may]
+            may = self._may_promise(records[wanted], int(found.nbytes[mine[0]]))
+            outcomes[wanted[~may]] = _REFUSED
+            wanted = wanted[may]
             granted = 0
             if len(wanted):
-                most = self._allocator.promise_bytes()
-                last = int(until[wanted].max())
-                each = segment.slot_bytes
-                granted = budget.take(each, len(wanted), last, most)
+                most, last = self._allocator.promise_bytes(), int(until[wanted].max())
+                granted = budget.extend(each, kept[wanted], last, most)
                 outcomes[wanted[granted:]] = _REFUSED
             chosen = wanted[:granted]
             records["keep_until"][chosen] = until[chosen]
-            cut = (ends > 0) & (records["keep_until"] > ends)
+            cut = same & (ends > 0) & (records["keep_until"] > ends)
             records["keep_until"][cut] = ends[cut]
             records["expire_at"] = ends
             with_checksums(records)
@@ -135,19 +137,37 @@ class Retainer:
                 same & (records["check"] != index.records["check"][rows])
             )
             order = changed[np.argsort(rows[changed])]
-            order = order[np.unique(rows[order], return_index=True)[1]]
             try:
                 slots = rows[order] - segment.rows.first
                 segment.commit(slots, records[order])
             except OSError as error:
                 log.warning("times of %d pages are not written: %s", len(order), error)
                 outcomes[changed] = _REFUSED
-                if granted:
-                    budget.give_back(granted * segment.slot_bytes, last)
-                return outcomes
+                # What was promised before still is; more is counted than that.
+                return outcomes[leader]
             index.words[rows[order]] = records_in_words(records[order])
             index.timed = True
-        return outcomes
+            if cut.any():
+                budget.shorten(each, kept[cut], ends[cut])
+            if batch.expire_at is not None and segment.name.state == "open":
+                self._tell_others(segment)
+        return outcomes[leader]
+
+    def _may_promise(self, records: Records, nbytes: int) -> BoolArray:
+        """Return which pages their tenants' rooms have promises for, bool (n,)."""
+        may = np.ones(len(records), np.bool_)
+        room = self._allocator.room
+        if room is not None:
+            # One that has a promise takes no more of its room.
+            fresh = records["keep_until"] <= int(time.time())
+            whose = records["tenant"][fresh].astype(np.int64)
+            may[fresh] = room.promisable(whose, nbytes)
+        return may
+
+    def _tell_others(self, segment: Segment) -> None:
+        """Have other processes read the records again of a segment that is filled."""
+        with suppress(OSError), self._folder_of(segment).own_change():
+            os.utime(segment.folder)
 
     # --- Erasing -------------------------------------------------------------
 
@@ -240,7 +260,7 @@ class Retainer:
 
         `still` says of a row whether it holds such a page.
         """
-        erased = 0
+        kept: list[int] = []
         fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
         try:
             for row in rows.tolist():
@@ -252,12 +272,24 @@ class Retainer:
                     _overwrite(fd, slot * segment.slot_bytes, segment.slot_bytes)
                     slots = np.array([slot])
                     erase_records(segment.index_fd, slots)
+                    kept.append(int(self._index.records["keep_until"][row]))
                     self._index.forget_in(segment.rows, slots)
-                    erased += 1
             os.fdatasync(fd)
         finally:
             os.close(fd)
-        return erased
+            until = np.array(kept, np.int64)
+            if until.any():
+                self._allocator.budget.give_back(segment.slot_bytes, until)
+        return len(kept)
+
+
+def _ends_of(batch: Batch, positions: Int64Array, records: Records) -> Int64Array:
+    """Return when pages are to expire, asked now or before; 0 for never."""
+    ends = records["expire_at"].astype(np.int64)
+    if batch.expire_at is None:
+        return ends
+    asked = batch.expire_at[positions]
+    return np.where(asked > 0, asked, ends)
 
 
 def _overwrite(fd: int, offset: int, nbytes: int) -> None:

@@ -230,6 +230,8 @@ class SegmentStore(ClosedAfterUse):
         )
         self._quick = QuickWay(self._catalog, self._writer, self._engine)
         self._pid = os.getpid()
+        if catalog.index.timed:  # also where no call follows
+            self._retainer.watch(self.place.erase_within_s)
 
     def run(self, batch: Batch) -> BatchResult:
         """Run one batch.
@@ -284,7 +286,9 @@ class SegmentStore(ClosedAfterUse):
             case Operation.CLEAR:
                 return self._clear(batch)
             case Operation.RETAIN:
-                return self._retainer.retain(batch)
+                result = self._retainer.retain(batch)
+                self._retainer.watch(self.place.erase_within_s)
+                return result
             case _:
                 return BatchResult.all(batch, Outcome.REFUSED)
 

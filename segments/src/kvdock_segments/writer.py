@@ -253,7 +253,7 @@ class Writer:
             fresh.kept[rows[:promised]] = True if done is None else done[:promised]
             if done is not None and (lost := int((~done[:promised]).sum())):
                 budget, until = self._allocator.budget, fresh.batch.keep_until
-                budget.give_back(lost * segment.slot_bytes, until)
+                budget.give_back(segment.slot_bytes, np.full(lost, until))
         stored = outcomes == _OK
         if self._allocator.faulty and stored.any():
             self._allocator.note_stored()
