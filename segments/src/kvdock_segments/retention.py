@@ -114,7 +114,7 @@ class Retainer:
             same &= leader == np.arange(len(rows))
             outcomes[~same] = _REFUSED  # replaced since it was looked up
             records = index.records[rows].copy()
-            each, kept = segment.slot_bytes, records["keep_until"].astype(np.int64)
+            each, before = segment.slot_bytes, records["keep_until"].astype(np.int64)
             ends = _ends_of(batch, found.there[mine], records)
             until = np.full(len(mine), batch.keep_until, np.int64)
             until = np.where(ends > 0, np.minimum(until, ends), until)
@@ -125,7 +125,7 @@ class Retainer:
             granted = 0
             if len(wanted):
                 most, last = self._allocator.promise_bytes(), int(until[wanted].max())
-                granted = budget.extend(each, kept[wanted], last, most)
+                granted = budget.extend(each, before[wanted], last, most)
                 outcomes[wanted[granted:]] = _REFUSED
             chosen = wanted[:granted]
             records["keep_until"][chosen] = until[chosen]
@@ -148,7 +148,7 @@ class Retainer:
             index.words[rows[order]] = records_in_words(records[order])
             index.timed = True
             if cut.any():
-                budget.shorten(each, kept[cut], ends[cut])
+                budget.shorten(each, before[cut], ends[cut])
             if batch.expire_at is not None and segment.name.state == "open":
                 self._tell_others(segment)
         return outcomes[leader]
@@ -260,7 +260,7 @@ class Retainer:
 
         `still` says of a row whether it holds such a page.
         """
-        kept: list[int] = []
+        promised: list[int] = []
         fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
         try:
             for row in rows.tolist():
@@ -272,15 +272,15 @@ class Retainer:
                     _overwrite(fd, slot * segment.slot_bytes, segment.slot_bytes)
                     slots = np.array([slot])
                     erase_records(segment.index_fd, slots)
-                    kept.append(int(self._index.records["keep_until"][row]))
+                    promised.append(int(self._index.records["keep_until"][row]))
                     self._index.forget_in(segment.rows, slots)
             os.fdatasync(fd)
         finally:
             os.close(fd)
-            until = np.array(kept, np.int64)
+            until = np.array(promised, np.int64)
             if until.any():
                 self._allocator.budget.give_back(segment.slot_bytes, until)
-        return len(kept)
+        return len(promised)
 
 
 def _ends_of(batch: Batch, positions: Int64Array, records: Records) -> Int64Array:
