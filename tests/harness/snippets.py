@@ -37,7 +37,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+import numpy as np
 import yaml
+
+from kvdock_segments.index_file import erase_records, read_contents
+from kvdock_segments.paths import IndexName
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "plugins" / "file" / "tests" / "data" / "stored_sample_2.tar.xz"
@@ -169,6 +173,7 @@ class Sandbox:
         with tarfile.open(SAMPLE) as archive:
             archive.extractall(folder, filter="data")
         (folder / "store").chmod(0o700)
+        _forget_failures(folder / "store")
         for root in ("var/lib/kvdock", "var/lib/kv", "var/cache/kvdock"):
             shutil.copytree(folder / "store", folder / root)
         path = [Path(__file__).parent / "page_commands", Path(sys.executable).parent]
@@ -265,3 +270,16 @@ def words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError:
         return []
+
+
+def _forget_failures(store: Path) -> None:
+    """Take back that slots could not be written: pages tell of disks that work."""
+    for index in store.rglob("*"):
+        name = IndexName.parse(index.name)
+        if name is None:
+            continue
+        with index.open("r+b", buffering=0) as file:
+            contents = read_contents(file.fileno(), name, 2**62)
+            if contents is not None and len(contents.failed):
+                slots = contents.failed["slot"].astype(np.int64)
+                erase_records(file.fileno(), slots)

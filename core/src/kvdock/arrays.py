@@ -20,6 +20,8 @@ OutcomeArray = npt.NDArray[np.uint8]
 any_of: Callable[[npt.NDArray[Any]], bool] = np.logical_or.reduce
 """Whether any item of a row is true or above 0: `any()` of it, without its Python."""
 all_of: Callable[[npt.NDArray[Any]], bool] = np.logical_and.reduce
+"""Whether all items of a row are true: as `any_of`."""
 least_of: Callable[[npt.NDArray[Any]], int] = np.minimum.reduce
+"""The least item of a row that is not empty: as `any_of`."""
 most_of: Callable[[npt.NDArray[Any]], int] = np.maximum.reduce
-"""As `any_of`, for a row that is not empty."""
+"""The largest item of a row that is not empty: as `any_of`."""
