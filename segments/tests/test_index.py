@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,3 +154,16 @@ def test_the_index_takes_less_than_200_bytes_a_page() -> None:
         records["key_high"] = rng.integers(1, 2**63, 1024)
         index.load(rows, with_checksums(records), np.zeros(1024, np.int64))
         assert index.nbytes < 200 * max(4096, rows.first + 1024)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_records_of_a_key_the_one_that_is_still_served_counts(
+    order: tuple[int, int],
+) -> None:
+    index = Index()
+    rows = [index.open_rows(1) for _ in range(2)]
+    for number in order:  # the first has expired
+        record = records_of([7])
+        record["expire_at"] = [1, 0][number]
+        index.load(rows[number], with_checksums(record), np.zeros(1, np.int64))
+    assert index.find(digests_at([7])).tolist() == [rows[1].first]

@@ -129,6 +129,34 @@ def test_what_a_backend_serves_after_its_time_is_a_miss(
     until(lambda: not near.objects and not far.objects)
 
 
+def test_what_is_stored_after_a_clear_outlasts_the_copy_of_before() -> None:
+    core = patient(deadlines={"clear": "200 ms", "put": "60 s"})
+    rules = [{"backend": "near", "promote": "always"}, "far"]
+    tiers = Tiers([Shelf("near"), Shelf("far")], rules, core=core)
+    near, gate, stuck = tiers.shelves[0], threading.Event(), threading.Event()
+
+    def first_waits(batch: Batch) -> None:
+        if batch.operation is Operation.PUT and not stuck.is_set():
+            stuck.set()
+            assert gate.wait(60)
+
+    try:
+        tiers.put()
+        tiers.settle()
+        near.objects.clear()
+        near.trouble = first_waits
+        assert tiers.get() == len(NAMES)  # and they are copied nearer
+        assert stuck.wait(60)
+        tiers.cache.clear()
+        assert tiers.put(NAMES[:2], WHERE[:2]) == 2
+        gate.set()
+        tiers.settle()
+        assert len(near.objects) == 2
+    finally:
+        gate.set()
+        tiers.cache.close()
+
+
 @pytest.mark.parametrize("kind", [Shelf, TimedShelf])
 def test_a_copy_that_outlasts_a_clear_brings_nothing_back(
     kind: type[Shelf],
