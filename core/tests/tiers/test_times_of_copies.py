@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_what_a_backend_serves_after_its_time_is_a_miss(
 
 def test_what_is_stored_after_a_clear_outlasts_the_copy_of_before() -> None:
     core = patient(deadlines={"clear": "200 ms", "put": "60 s"})
-    rules = [{"backend": "near", "promote": "always"}, "far"]
+    rules: list[Any] = [{"backend": "near", "promote": "always"}, "far"]
     tiers = Tiers([Shelf("near"), Shelf("far")], rules, core=core)
     near, gate, stuck = tiers.shelves[0], threading.Event(), threading.Event()
 
