@@ -132,7 +132,8 @@ class Trial:
         patch.setattr(io, "GRANULE", self.granule)
         patch.setattr(io, "MOST_GRANULE", self.granule)
         patch.setattr(posix_io, "GRANULE", self.granule)
-        patch.setattr(io, "_TASK", 2 * self.granule)
+        for module in (io, posix_io):
+            patch.setattr(module, "TASK", 2 * self.granule)
         if not self.cached:
             patch.setattr(posix_io, "_CACHED", 0)
 

@@ -25,3 +25,5 @@ least_of: Callable[[npt.NDArray[Any]], int] = np.minimum.reduce
 """The least item of a row that is not empty: as `any_of`."""
 most_of: Callable[[npt.NDArray[Any]], int] = np.maximum.reduce
 """The largest item of a row that is not empty: as `any_of`."""
+count_of: Callable[[npt.NDArray[Any]], int] = np.add.reduce
+"""How many items of a row of bool are true: as `any_of`."""

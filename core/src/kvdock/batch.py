@@ -74,20 +74,12 @@ _LAST = int(max(Outcome))
 _OK = int(Outcome.OK)
 
 
-def _matrix(value: npt.ArrayLike) -> Int64Array:
-    if type(value) is np.ndarray and value.dtype == np.int64:
-        return value
-    return np.asarray(value, np.int64)
-
+_MOVING = (Operation.PUT, Operation.GET, Operation.SEND)
+_set = object.__setattr__
+"""Sets a member of a record that does not change afterwards."""
 
 NO_MEMORY: Int64Array = np.zeros((2**31, 0), np.int64)
 """Rows without segments, of which the first n are those of n keys without bytes."""
-
-
-def _no_memory(batch: Batch) -> Int64Array:
-    """Return a row without segments for each key that moves no bytes."""
-    moves = batch.operation in (Operation.PUT, Operation.GET, Operation.SEND)
-    return NO_MEMORY[: 0 if moves else len(batch.keys)]
 
 
 class MemoryGate:
@@ -140,7 +132,8 @@ class MemoryGate:
             )
 
 
-@attrs.frozen(eq=False)
+# One frame for each batch: attrs would add one for each converter and validator.
+@attrs.frozen(eq=False, init=False)
 class Batch:
     """Keys of one pool, and where their bytes lie in host memory.
 
@@ -173,24 +166,61 @@ class Batch:
 
     operation: Operation
     keys: Sequence[str]
-    addresses: Int64Array = attrs.field(
-        default=attrs.Factory(_no_memory, takes_self=True),
-        converter=_matrix,
-        repr=False,
-    )
-    sizes: Int64Array = attrs.field(
-        default=attrs.Factory(_no_memory, takes_self=True),
-        converter=_matrix,
-        repr=False,
-    )
-    deadline_s: float = float("inf")
-    pool: str = ""
-    gate: MemoryGate | None = attrs.field(default=None, repr=False)
-    remote: Int64Array | None = attrs.field(default=None, repr=False)
-    peer: object = attrs.field(default=None, repr=False)
-    keep_until: int = 0
-    expire_at: Int64Array | None = attrs.field(default=None, repr=False)
-    tenant: int = 0
+    addresses: Int64Array = attrs.field(repr=False)
+    sizes: Int64Array = attrs.field(repr=False)
+    deadline_s: float
+    pool: str
+    gate: MemoryGate | None = attrs.field(repr=False)
+    remote: Int64Array | None = attrs.field(repr=False)
+    peer: object = attrs.field(repr=False)
+    keep_until: int
+    expire_at: Int64Array | None = attrs.field(repr=False)
+    tenant: int
+
+    def __init__(  # noqa: PLR0913 - the fields of a record
+        self,
+        operation: Operation,
+        keys: Sequence[str],
+        addresses: npt.ArrayLike | None = None,
+        sizes: npt.ArrayLike | None = None,
+        deadline_s: float = float("inf"),
+        pool: str = "",
+        gate: MemoryGate | None = None,
+        *,
+        remote: Int64Array | None = None,
+        peer: object = None,
+        keep_until: int = 0,
+        expire_at: Int64Array | None = None,
+        tenant: int = 0,
+    ) -> None:
+        rows = len(keys)
+        if addresses is None or sizes is None:
+            nothing = NO_MEMORY[: 0 if operation in _MOVING else rows]
+            addresses = nothing if addresses is None else addresses
+            sizes = nothing if sizes is None else sizes
+        if type(addresses) is not np.ndarray or addresses.dtype != np.int64:
+            addresses = np.asarray(addresses, np.int64)
+        if type(sizes) is not np.ndarray or sizes.dtype != np.int64:
+            sizes = np.asarray(sizes, np.int64)
+        if addresses.shape != sizes.shape or addresses.ndim != 2:  # noqa: PLR2004 - (n, segments)
+            raise BatchError(
+                f"addresses {addresses.shape} and sizes {sizes.shape} are not both "
+                "(keys, segments)"
+            )
+        if len(addresses) != rows:
+            raise BatchError(f"{rows} keys with {len(addresses)} rows of memory")
+        _set(self, "operation", operation)
+        _set(self, "keys", keys)
+        _set(self, "addresses", addresses)
+        _set(self, "sizes", sizes)
+        _set(self, "deadline_s", deadline_s)
+        _set(self, "pool", pool)
+        _set(self, "gate", gate)
+        _set(self, "remote", remote)
+        _set(self, "peer", peer)
+        _set(self, "keep_until", keep_until)
+        _set(self, "expire_at", expire_at)
+        _set(self, "tenant", tenant)
 
     @classmethod
     def send(
@@ -227,17 +257,6 @@ class Batch:
             peer=peer,
         )
 
-    def __attrs_post_init__(self) -> None:
-        """Refuse arrays that do not belong to the keys."""
-        rows = len(self.keys)
-        if self.addresses.shape != self.sizes.shape or self.addresses.ndim != 2:  # noqa: PLR2004 - (n, segments)
-            raise BatchError(
-                f"addresses {self.addresses.shape} and sizes {self.sizes.shape} "
-                "are not both (keys, segments)"
-            )
-        if len(self.addresses) != rows:
-            raise BatchError(f"{rows} keys with {len(self.addresses)} rows of memory")
-
     def __len__(self) -> int:
         """Return the number of keys."""
         return len(self.keys)
@@ -273,7 +292,7 @@ class Batch:
 
 def _as_codes(value: npt.ArrayLike) -> OutcomeArray:
     found = np.asarray(value)
-    if found.dtype == np.uint8:
+    if found.dtype == np.uint8:  # a subclass of arrays
         return found
     if found.size and found.dtype.kind not in "iu":
         raise BatchError(
@@ -323,7 +342,7 @@ class MemoryHold:
         callback()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, init=False)
 class BatchResult:
     """A backend's answer: what became of key i, at place i.
 
@@ -338,20 +357,38 @@ class BatchResult:
             for never; None for never.
     """
 
-    outcomes: OutcomeArray = attrs.field(converter=_as_codes)
-    nbytes: Int64Array = attrs.field(converter=_matrix)
-    hold: MemoryHold | None = None
-    kept: BoolArray | None = attrs.field(default=None, repr=False)
-    expire_at: Int64Array | None = attrs.field(default=None, repr=False)
+    outcomes: OutcomeArray
+    nbytes: Int64Array
+    hold: MemoryHold | None
+    kept: BoolArray | None = attrs.field(repr=False)
+    expire_at: Int64Array | None = attrs.field(repr=False)
+
+    def __init__(
+        self,
+        outcomes: npt.ArrayLike,
+        nbytes: npt.ArrayLike,
+        hold: MemoryHold | None = None,
+        kept: BoolArray | None = None,
+        expire_at: Int64Array | None = None,
+    ) -> None:
+        if type(outcomes) is not np.ndarray or outcomes.dtype != np.uint8:
+            outcomes = _as_codes(outcomes)
+        if type(nbytes) is not np.ndarray or nbytes.dtype != np.int64:
+            nbytes = np.asarray(nbytes, np.int64)
+        _set(self, "outcomes", outcomes)
+        _set(self, "nbytes", nbytes)
+        _set(self, "hold", hold)
+        _set(self, "kept", kept)
+        _set(self, "expire_at", expire_at)
 
     @classmethod
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:
         """Answer a batch; what is OK moved exactly its bytes."""
-        codes = _as_codes(outcomes)
-        moved = batch.object_bytes
-        if batch.sizes.size and np.count_nonzero(codes):
-            moved = np.where(codes == _OK, moved, 0)
-        return cls(codes, moved)
+        result = cls(outcomes, batch.object_bytes)
+        if not (batch.sizes.size and any_of(result.outcomes)):
+            return result
+        moved = np.where(result.outcomes == _OK, result.nbytes, 0)
+        return cls(result.outcomes, moved)
 
     @classmethod
     def all(cls, batch: Batch, outcome: Outcome) -> BatchResult:

@@ -34,7 +34,7 @@ class ProcessGuard:
         return os.getpid() != self.pid
 
 
-def new_condition() -> tuple[threading.Lock, threading.Condition]:
+def new_condition() -> tuple[threading.Lock, QuietCondition]:
     """Return a lock and what waits under it; to be entered by the lock.
 
     The lock itself is entered in C. A condition's own way in and out is
@@ -46,16 +46,21 @@ def new_condition() -> tuple[threading.Lock, threading.Condition]:
 
 
 class QuietCondition(threading.Condition):
-    """A condition whose `notify_all` costs nothing where no thread waits.
+    """A condition that knows whether a thread waits, which is nearly never so.
 
-    That is nearly always so, and Python's own takes a microsecond to find out.
+    Attributes:
+        waiting: How many threads wait; read with the lock held.
     """
 
-    def notify_all(self) -> None:
-        """Wake all waiting threads; called with the lock held."""
-        # Where a Python has no such list the usual way remains.
-        if getattr(self, "_waiters", True):
-            super().notify_all()
+    waiting = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until another thread notifies, or for so many seconds."""
+        self.waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.waiting -= 1
 
 
 def check_deadline(deadline_s: float) -> None:

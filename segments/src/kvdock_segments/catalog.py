@@ -147,6 +147,8 @@ class Catalog:
             else partial(packed_digests, seed=key_seed(place.namespace))
         )
         self._files = FdCache(engine, open_files or None)
+        # Ends one use of each file that `open` or `open_one` has opened.
+        self.release_all = self._files.release
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
@@ -374,7 +376,7 @@ class Catalog:
         folders = tuple(self.folders.values())
         changed = []
         for folder in folders:
-            if folder.changed(looked=looked, missed=missed):
+            if folder.unread if looked else folder.changed(missed=missed):
                 changed.append(folder)  # noqa: PERF401 - a frame less for each call
         missed |= stored
         nothing_new = not (changed or missed)
@@ -384,9 +386,11 @@ class Catalog:
             return False
         try:
             begun_s = time.monotonic()
-            found = [folder.scan() for folder in changed]
-            if missed:
-                found += [folder.poll() for folder in folders]
+            new = False
+            for folder in changed:
+                new |= folder.scan()
+            for folder in folders if missed else ():
+                new |= folder.poll()
             if changed:
                 self._files.keep_only(set(self.segments.values()))
             if begun_s > self._next_uses_s:
@@ -397,7 +401,7 @@ class Catalog:
             self._next_sync_s = now_s + pause_s
         finally:
             self._syncing.release()
-        return any(found)
+        return new
 
     def flush_uses(self) -> None:
         """Write times of use to disk, for other processes and the next start."""
@@ -437,10 +441,6 @@ class Catalog:
             return None
         segment.touched = True
         return token
-
-    def release_all(self, segments: Sequence[Segment]) -> None:
-        """End one use of each file that `open` or `open_one` has opened."""
-        self._files.release(segments)
 
     def invalidate(self, rows: Int64Array, believed: Records) -> BoolArray:
         """Erase records, here and on disk, so that a rewrite heals them.

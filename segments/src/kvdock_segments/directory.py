@@ -75,6 +75,7 @@ class SegmentDirectory:
         self._read_ns = -1  # time of change when it was read
         self._own_ns = -1  # time of the last change of our own
         self._stamp_ns = 0  # time of change when it was last looked at
+        self.unread = True  # whether it had changed by then
         self._scan_at_s = math.inf  # when it is read again for changes of its own
         self._refused: set[str] = set()  # names of index files that are not usable
 
@@ -88,29 +89,28 @@ class SegmentDirectory:
         self._seen_ns = self._read_ns = -1
 
     def look(self) -> bool:
-        """Look at the folder, for `changed`; return whether it was deleted."""
+        """Note whether the folder is `unread`; return whether it was deleted."""
         try:
             status = os.fstat(self.fd)
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
             return True  # by another host of a shared file system
-        self._stamp_ns = status.st_mtime_ns
+        stamp_ns = self._stamp_ns = status.st_mtime_ns
+        due_s = self._scan_at_s
+        self.unread = stamp_ns != self._seen_ns or (
+            due_s < math.inf and time.monotonic() >= due_s
+        )
         return not status.st_nlink
 
-    def changed(self, *, looked: bool = False, missed: bool = False) -> bool:
+    def changed(self, *, missed: bool = False) -> bool:
         """Return whether files were added, deleted or renamed since `scan`.
 
         Args:
-            looked: Whether `look` was called just now.
             missed: Whether a change that shares its time with one of our own counts.
         """
-        if not looked:
-            self._stamp_ns = os.fstat(self.fd).st_mtime_ns
-        if self._stamp_ns != self._seen_ns:
-            return True
-        due_s = self._scan_at_s
-        return due_s < math.inf and (missed or time.monotonic() >= due_s)
+        self.look()
+        return self.unread or (missed and self._scan_at_s < math.inf)
 
     @contextmanager
     def own_change(self) -> Iterator[None]:

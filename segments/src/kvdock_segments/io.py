@@ -49,7 +49,8 @@ EMPTY_CHECKSUM = xxhash.xxh3_64_intdigest(b"")
 GRANULE = 512 << 10  # bytes of one call; half an L2 cache
 MOST_GRANULE = 4 << 20  # bytes between two checks of the deadline
 MOST_BUFFERS = 1024  # IOV_MAX of Linux
-_TASK = 1 << 20  # bytes that a helper takes at once
+TASK = 1 << 20
+"""Bytes that a thread takes at once."""
 
 
 def granule_of(object_bytes: int) -> int:
@@ -295,7 +296,7 @@ class IOPlan:
 
 def tasks_of(count: int, most_bytes: int) -> Tasks:
     """Cut rows into tasks of about a megabyte, given the bytes of the largest."""
-    step = max(1, _TASK // max(1, most_bytes))
+    step = max(1, TASK // max(1, most_bytes))
     edges = [*range(0, count, step), count]
     return list(pairwise(edges))
 
@@ -331,7 +332,7 @@ def plan_request(request: IORequest, result: IOResult) -> tuple[IOPlan, Tasks]:
         inner |= (ordered[1:] > granule_bytes) | (ordered[:-1] > granule_bytes)
     cut[::most] = True
     starts = np.flatnonzero(cut)
-    task = before[starts] // max(_TASK, granule_bytes)
+    task = before[starts] // max(TASK, granule_bytes)
     edges = [0, *(np.flatnonzero(task[1:] != task[:-1]) + 1).tolist(), len(starts)]
     handles = np.asarray(request.files, np.int64)
     expected = request.expected

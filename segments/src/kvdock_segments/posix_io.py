@@ -36,6 +36,7 @@ from kvdock_segments.io import (
     GRANULE,
     MOST_BUFFERS,
     MOST_GRANULE,
+    TASK,
     IOEngine,
     IOPlan,
     IORequest,
@@ -108,7 +109,8 @@ class PosixIOEngine(IOEngine):
         self._calls.append(None)
         try:
             compiled = native.library()
-            if compiled is None or self._leaves(request):
+            gated = request.gate is not None and not request.write
+            if compiled is None or (gated and self._leaves(request)):
                 self._move_in_python(request, result)
             else:
                 movement = movement or self._prepared(compiled, request, result)
@@ -136,6 +138,7 @@ class PosixIOEngine(IOEngine):
     ) -> None:
         """Move objects in compiled code; what it leaves is moved in Python."""
         gate, write, sizes = request.gate, request.write, request.sizes
+        count = len(request.offsets)
         if len(sizes) == 1 or not sizes.strides[0]:
             most = sum(sizes[0].tolist())
         else:
@@ -153,7 +156,10 @@ class PosixIOEngine(IOEngine):
         work: Work = movement.move
         if gate is not None:
             work = partial(_write_gated if write else _read_gated, movement, gate)
-        self._share(work, tasks_of(len(request.offsets), most))
+        if count * most <= TASK:
+            work(0, count)
+        else:
+            self._share(work, tasks_of(count, most))
         if not any_of(result.errors):
             return
         left = np.flatnonzero(result.errors == native.LEFT)
@@ -165,9 +171,7 @@ class PosixIOEngine(IOEngine):
             result.checksums[left] = rest.checksums
 
     def _leaves(self, request: IORequest) -> bool:
-        """Return whether a request is left to Python as a whole."""
-        if request.gate is None or request.write:
-            return False
+        """Return whether a read through a gate is left to Python as a whole."""
         # Nothing may wait for a disk while a gate is open.
         return self._direct or not _CACHED or request.expected is None
 

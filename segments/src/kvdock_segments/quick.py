@@ -8,6 +8,7 @@ compiler that one does everything.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,7 @@ class QuickWay:
         self._catalog = catalog
         self._writer = writer
         self._engine = engine
-        self._calls: list[CallArrays] = []  # those that no call uses
+        self._of_thread = threading.local()  # arrays of the calls of each
 
     def _page_bytes(self, batch: Batch) -> int:
         """Return the size of the pages of a batch that may be usual; else 0."""
@@ -41,11 +42,9 @@ class QuickWay:
             return 0
         return sum(sizes[0].tolist())
 
-    def _begin(self, compiled: native.Library) -> CallArrays:
-        try:
-            return self._calls.pop()
-        except IndexError:
-            return CallArrays(compiled)
+    def _made(self, compiled: native.Library) -> CallArrays:
+        self._of_thread.arrays = made = CallArrays(compiled)
+        return made
 
     def get(self, batch: Batch) -> BatchResult | None:
         """Load pages that are all there and whole; None for any other batch."""
@@ -55,7 +54,7 @@ class QuickWay:
             return None
         catalog.refresh(looked=True)
         digests = catalog.packed(batch.keys)
-        call = self._begin(compiled)
+        call = getattr(self._of_thread, "arrays", None) or self._made(compiled)
         held: list[Segment] = []
         tokens: list[Token] = []
         try:
@@ -106,7 +105,6 @@ class QuickWay:
             nbytes = result.nbytes.copy()  # the next call writes over it
         finally:
             catalog.release_all(held)
-            self._calls.append(call)
         with catalog.lock:
             catalog.counts["get_ok"] += count
         return BatchResult(np.zeros(count, np.uint8), nbytes)
@@ -121,22 +119,17 @@ class QuickWay:
             return None
         catalog.refresh(looked=True)
         digests = catalog.packed(batch.keys)
-        call = self._begin(compiled)
-        try:
-            with catalog.lock:
-                found = compiled.look(index.table.address, call.address, digests, count)
-                version = index.version
-            if found or catalog.refresh(stored=True):
-                return None
-            words = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-            used_ns, stored_ns = catalog.write_times(
-                words, batch.deadline_s, batch.tenant
-            )
-            call.used_ns[:count], call.stored_ns[:count] = used_ns, stored_ns
-            kept = np.zeros(count, np.bool_)
-            fresh = PutBatch(batch, words, used_ns, stored_ns, version, kept, call)
-            outcomes = self._writer.store(fresh, np.arange(count), size)
-        finally:
-            self._calls.append(call)
+        call = getattr(self._of_thread, "arrays", None) or self._made(compiled)
+        with catalog.lock:
+            stored = compiled.look(index.table.address, call.address, digests, count)
+            version = index.version
+        if stored or catalog.refresh(stored=True):
+            return None
+        words = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+        used_ns, stored_ns = catalog.write_times(words, batch.deadline_s, batch.tenant)
+        call.used_ns[:count], call.stored_ns[:count] = used_ns, stored_ns
+        kept = np.zeros(count, np.bool_)
+        fresh = PutBatch(batch, words, used_ns, stored_ns, version, kept, call)
+        outcomes = self._writer.store(fresh, np.arange(count), size)
         catalog.count("put", outcomes)
         return BatchResult.of(batch, outcomes)

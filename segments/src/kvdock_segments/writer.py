@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 from kvdock import native
-from kvdock.arrays import any_of
+from kvdock.arrays import any_of, least_of
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.format import Records, records_of, times_of
 from kvdock_segments.io import (
@@ -150,16 +150,19 @@ class Writer:
 
     def store(self, fresh: PutBatch, todo: Int64Array, size: int) -> OutcomeArray:
         """Store objects of one size; return an outcome for each."""
-        outcomes = np.full(len(todo), _REFUSED_PAGE, np.uint8)
+        outcomes = np.zeros(len(todo), np.uint8) + _REFUSED_PAGE
         folder = self._catalog.folder(size)
         done = 0
         # No object is evicted for one that was used before it: so a batch, and a
         # prefix that is stored in several, never evicts what it stored itself.
-        before_ns = int(fresh.used_ns[todo].min())
+        before_ns = int(least_of(fresh.used_ns[todo]))
         # One segment after the other, so that a batch never reserves slots that it
         # would have to recycle itself.
         tenant = fresh.batch.tenant
-        while reserved := self.reserve(folder, len(todo) - done, before_ns, tenant):
+        while done < len(todo):
+            reserved = self.reserve(folder, len(todo) - done, before_ns, tenant)
+            if reserved is None:
+                break
             rows = todo[done : done + len(reserved.slots)]
             try:
                 result = self._move(fresh, rows, reserved, size)

@@ -27,6 +27,7 @@ does not suit direct I/O, or it is very short."""
 _SPAN = 2**47  # user addresses of 64-bit Linux
 _SHORT = 128 << 10  # bytes that are hashed in the time in which a lock changes hands
 _LATEST = 2**63 - 1
+_PIECES = 256  # of an object, whose sizes a movement keeps where they are known to be
 
 
 def address_space() -> memoryview:
@@ -109,8 +110,10 @@ class Movement:
     errors: Int32Array = attrs.field(repr=False)
     # What the library reads, kept for as long as it does; see `begin`.
     write: int = attrs.field(default=0, init=False)
-    addresses: Int64Array = attrs.field(init=False, repr=False)
-    sizes: Int64Array = attrs.field(init=False, repr=False)
+    _addresses: Int64Array = attrs.field(init=False, repr=False)
+    _sizes: Int64Array = attrs.field(init=False, repr=False)
+    _row: Int64Array = attrs.field(init=False, repr=False)
+    _row_at: int = attrs.field(init=False, repr=False)
     _expected: UInt64Array | None = attrs.field(default=None, init=False, repr=False)
     _words: Int64Array = attrs.field(init=False, repr=False)
     _at: int = attrs.field(init=False, repr=False)
@@ -118,6 +121,8 @@ class Movement:
     def __attrs_post_init__(self) -> None:
         """Write down where everything is that all calls have in common."""
         self._words = np.zeros(16, np.int64)
+        self._row = np.zeros(_PIECES, np.int64)
+        self._row_at = address_of(self._row)
         of = address_of
         self._words[7:10] = [of(self.order), of(self.files), of(self.offsets)]
         self._words[13:] = [of(self.sums), of(self.nbytes), of(self.errors)]
@@ -150,17 +155,22 @@ class Movement:
                 sum, or cannot be read, is zeroed.
         """
         addresses = np.ascontiguousarray(addresses, np.int64)
-        rows, stride = _rows(sizes)
+        pieces = addresses.shape[1]
+        if pieces <= _PIECES and (len(sizes) == 1 or not sizes.strides[0]):
+            # One row for all objects is copied: finding out where it is takes longer.
+            self._row[:pieces] = sizes[0]
+            rows_at, stride = self._row_at, 0
+        else:
+            self._sizes, stride = _rows(sizes)
+            rows_at = address_of(self._sizes)
         sums = 0
         if expected is not None:
             expected = np.ascontiguousarray(expected, np.uint64)
             sums = address_of(expected)
         ends_ns = min(deadline_s * 1e9, _LATEST)
-        head = [write, addresses.shape[1], stride, granule, block, flags, int(ends_ns)]
-        self._words[:7] = head
-        self._words[10:13] = [address_of(addresses), address_of(rows), sums]
-        self.write, self.addresses, self.sizes = write, addresses, rows
-        self._expected = expected
+        self._words[:7] = write, pieces, stride, granule, block, flags, int(ends_ns)
+        self._words[10:13] = address_of(addresses), rows_at, sums
+        self.write, self._addresses, self._expected = write, addresses, expected
 
     def leave_uncached(self, first: int, stop: int) -> None:
         """Make rows `LEFT` that take several calls, or may wait for a disk.

@@ -350,6 +350,12 @@ class BackendChannel:
         self._notify_held()
         hold.on_release(lambda: self._release_held(released))
 
+    def _keep(self, hold: MemoryHold, use: MemoryUse | None) -> None:
+        """Leave the memory of an answer with the backend until it ends its hold."""
+        if use is not None:
+            use.held = True
+        self.keep_held(hold, None if use is None else use.release)
+
     def _release_held(self, released: Callable[[], None] | None) -> None:
         try:
             if released is not None:
@@ -439,9 +445,8 @@ class BackendChannel:
                 takes at once.
             job: That of the larger call that it belongs to.
             use: Its memory, which is released here: late, if the call is abandoned or
-                the backend holds it.
+                the backend holds it; None where it moves no bytes.
         """
-        use = use or MemoryUse()
         result: BatchResult | None = None
 
         def work(job: Job) -> None:
@@ -449,20 +454,23 @@ class BackendChannel:
             try:
                 result = self.io(job, handle, batch, use)
             finally:
-                use.end()
+                if use is not None:
+                    use.end()
 
         latest_s = self.latest(batch.deadline_s)
-        done = self.executor.work(work, latest_s, job, late=lambda _: use.end())
+        late = None if use is None else lambda _: use.end()
+        done = self.executor.work(work, latest_s, job, late=late)
         if done.abandoned:
             return BatchResult.all(batch, Outcome.TIMEOUT)
         if result is None:
-            use.end()
+            if use is not None:
+                use.end()
             outcome = self.rejected(batch.operation, batch.pool, len(batch), done.error)
             return BatchResult.all(batch, outcome)
         return result
 
     def io(
-        self, job: Job, handle: PoolStore, batch: Batch, use: MemoryUse
+        self, job: Job, handle: PoolStore, batch: Batch, use: MemoryUse | None
     ) -> BatchResult:
         """Run one batch of a job, on its thread; one outcome for each key.
 
@@ -513,7 +521,7 @@ class BackendChannel:
         answer: object,
         began: float,
         decided: bool,  # noqa: FBT001 - whether the deadline was a decision
-        use: MemoryUse,
+        use: MemoryUse | None,
     ) -> BatchResult:
         """Hold any answer against its batch, and record it."""
         result = _validated(batch, answer)
@@ -530,8 +538,7 @@ class BackendChannel:
             # Like a late call: the memory is not free yet.
             what = "ended, but its library may still move bytes: the pages stay leased"
             self._log_failure("held", batch, what)
-            use.held = True
-            self.keep_held(result.hold, use.release)
+            self._keep(result.hold, use)
         return result
 
     def _record_overrun(
@@ -540,7 +547,7 @@ class BackendChannel:
         batch: Batch,
         began: float,
         decided: bool,  # noqa: FBT001 - whether the deadline was a decision
-        use: MemoryUse,
+        use: MemoryUse | None,
         overran: bool,  # noqa: FBT001 - whether it was late, or interrupted
     ) -> None:
         """Record a call that is abandoned, and release what the engine gets back."""
@@ -555,7 +562,8 @@ class BackendChannel:
                 what = "passed its deadline and was abandoned"
                 self._log_failure("late", batch, what)
         finally:
-            use.abandon()
+            if use is not None:
+                use.abandon()
 
     def rejected(
         self, operation: Operation, pool: str, keys: int, error: Exception | None
@@ -622,14 +630,13 @@ class BackendChannel:
         )
 
     def _on_late_end(
-        self, answer: object, batch: Batch, began: float, use: MemoryUse
+        self, answer: object, batch: Batch, began: float, use: MemoryUse | None
     ) -> None:
         if batch.operation is Operation.GET:
             self.loads.end(began, batch.pool, _loaded_bytes(answer), late=True)
         hold = _hold_of(answer)
         if hold is not None:
-            use.held = True
-            self.keep_held(hold, use.release)
+            self._keep(hold, use)
         for breaker in self.breakers.values():
             breaker.on_late_end()
 

@@ -601,7 +601,8 @@ class DeadlineExecutor:
                 last = self._finish_one()
             else:
                 self._running -= 1
-                self._changed.notify_all()
+                if self._changed.waiting:
+                    self._changed.notify_all()
         if not last:
             return job.done.release if waits else None
         job.done.release()

@@ -347,7 +347,11 @@ class AttachedPool:
             )
         else:
             batches = _Batches(placement, operation, hashes, pages, outcomes, times)
-            work = self._work(batches, deadline_s)
+            work: Work = (
+                partial(self._move_batch, batches, 0, len(pages), deadline_s)
+                if len(pages) <= placement.batch_pages
+                else partial(self._move_batches, batches, deadline_s)
+            )
             ran = channel.executor.work(work, channel.latest(deadline_s), job)
             if ran.abandoned:
                 if not ran.begun:
@@ -521,13 +525,6 @@ class AttachedPool:
         finally:
             lease.end()
         return np.where(free, np.uint8(_OK), np.uint8(Outcome.REFUSED))
-
-    def _work(self, batches: _Batches, deadline_s: float) -> Work:
-        """Return what moves the batches of a call, on the thread of its job."""
-        count = len(batches.pages)
-        if count <= batches.placement.batch_pages:
-            return partial(self._move_batch, batches, 0, count, deadline_s)
-        return partial(self._move_batches, batches, deadline_s)
 
     def _move_batches(self, batches: _Batches, deadline_s: float, job: Job) -> None:
         """Store or load the batches of a call, on the thread of its job."""

@@ -13,12 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from kvdock.arrays import all_of, count_of
 from kvdock.batch import Operation, Outcome
 from kvdock.closing import ClosedAfterUse
 from kvdock.config.core import CoreSettings
@@ -214,7 +215,7 @@ class Attachment(ClosedAfterUse):
         Args:
             hashes: Page hashes of a prefix, in order.
         """
-        calls = self._prefix_pools()
+        calls = self._backends.prefix_calls or self._no_prefixes()
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.EXISTS)
         there: dict[str, BoolArray] = {}
@@ -259,7 +260,7 @@ class Attachment(ClosedAfterUse):
         Raises:
             KvdockError: On bad input.
         """
-        calls = self._prefix_pools()
+        calls = self._backends.prefix_calls or self._no_prefixes()
         where = calls.resolve(hashes, pages)
         timed = keep_s is not None or expire_s is not None
         asked = None
@@ -269,13 +270,13 @@ class Attachment(ClosedAfterUse):
         deadline_s = self.core.deadlines.until(Operation.PUT)
         outcomes: dict[str, OutcomeArray] = {}
         nbytes: dict[str, int] = {}
-        good = np.ones(len(hashes), np.bool_)
+        good: BoolArray = ~np.zeros(len(hashes), np.bool_)
 
         def move(name: str, job: Job | None, late: OutcomeArray | None = None) -> None:
             nonlocal good
             attached, own = calls.attached[name], where[name]
             pool = attached.pool
-            whole = not pool.anchor or np.count_nonzero(good) == len(good)
+            whole = not pool.anchor or all_of(good)
             wanted = own if whole else np.where(good, own, NO_PAGE)
             times = CallTimes(asked) if asked else None
             there = None
@@ -296,8 +297,8 @@ class Attachment(ClosedAfterUse):
                 if there is not None:
                     mine[there] = RetentionAnswer.UNSUPPORTED
                 answers.append(mine)
-            count = int(np.count_nonzero(stored))
-            nbytes[name] = count * attached.page_bytes
+            count = count_of(stored)
+            nbytes[name] = int(count) * attached.region.page_bytes
             if pool.required and count < len(stored):
                 good &= stored if pool.anchor else stored | (own == NO_PAGE)
 
@@ -339,7 +340,7 @@ class Attachment(ClosedAfterUse):
         return self._retain(hashes, Retention.lasting(expire_s=after_s))
 
     def _retain(self, hashes: Sequence[str], asked: Retention) -> OutcomeArray:
-        pools = self._prefix_pools().attached
+        pools = (self._backends.prefix_calls or self._no_prefixes()).attached
         check_hashes(hashes)
         deadline_s = self.core.deadlines.until(Operation.RETAIN)
         if not asked:
@@ -368,7 +369,7 @@ class Attachment(ClosedAfterUse):
             `pages` is the longest prefix that is whole in memory: all of it,
             or a shorter one that the loaded pages still allow.
         """
-        calls = self._prefix_pools()
+        calls = self._backends.prefix_calls or self._no_prefixes()
         where = calls.resolve(hashes, pages)
         deadline_s = self.core.deadlines.until(Operation.GET)
         outcomes: dict[str, OutcomeArray] = {}
@@ -390,7 +391,7 @@ class Attachment(ClosedAfterUse):
                 )
             outcomes[name] = result
             good = loaded[name] = result == _OK
-            right = count - int(np.count_nonzero(result))
+            right = int(count_of(good))
             nbytes[name] = right * attached.region.page_bytes
             whole = whole and right == count
             if attached.pool.anchor and right < count:
@@ -560,25 +561,22 @@ class Attachment(ClosedAfterUse):
         Raises:
             KvdockError: If the attachment is closed.
         """
-        if not self._backends.pools or self._backends.calls is None:
+        if self._backends.calls is None:
             raise KvdockError("the attachment is closed")
         return self._backends.calls
 
-    def _prefix_pools(self) -> CallPools:
-        """Return the attached pools, if prefixes of them can be evaluated here.
+    def _no_prefixes(self) -> NoReturn:
+        """Say why prefixes of the attached pools cannot be evaluated here.
 
         Raises:
-            KvdockError: If the engine evaluates hits itself, or it is closed.
+            KvdockError: The engine evaluates hits itself, or the attachment is closed.
         """
-        calls = self._backends.calls if self._backends.pools else None
-        if calls is None:
-            raise KvdockError("the attachment is closed")
-        if calls.engine_hits:
+        if self._calls.engine_hits:
             raise KvdockError(
                 "the engine of these pools evaluates hits itself",
                 fix="Use attachment[pool].exists, put and get, or a TransferManager.",
             )
-        return calls
+        raise KvdockError("the attachment is closed")
 
 
 @attrs.frozen(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -85,16 +85,18 @@ class CallPools:
             KvdockError: As `resolve_page_indices`.
         """
         check_hashes(hashes)
-        rows, usual = (len(hashes),), bool(self._plain and len(hashes))
-        for name, limit in self._plain:
-            given = pages.get(name)
-            usual = usual and (
-                type(given) is np.ndarray
-                and given.dtype == np.int64
-                and given.shape == rows
-                and least_of(given) >= 0
-                and most_of(given) < limit
-            )
-        if usual and len(pages) == len(self._plain):
-            return cast("dict[str, Int64Array]", {**pages})
+        rows = (len(hashes),)
+        resolved: dict[str, Int64Array] = {}
+        for name, limit in self._plain if len(hashes) else ():
+            indices = pages.get(name)
+            if (
+                type(indices) is np.ndarray
+                and indices.dtype == np.int64
+                and indices.shape == rows
+                and least_of(indices) >= 0
+                and most_of(indices) < limit
+            ):
+                resolved[name] = indices
+        if len(resolved) == len(pages) == len(self._memory):
+            return resolved
         return resolve_page_indices(self._memory, self.known, hashes, pages)

@@ -131,7 +131,8 @@ class PageLeases:
                     self._leased[lease.pages] = self._readers[lease.pages] > 0
                 else:
                     self._leased[lease.pages] = False
-                self._changed.notify_all()
+                if self._changed.waiting:
+                    self._changed.notify_all()
 
     def in_use(self, pages: npt.ArrayLike) -> BoolArray:
         """Return which pages must not be reused yet, bool (n,)."""

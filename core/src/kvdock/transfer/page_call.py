@@ -231,7 +231,7 @@ class PageCall(MemoryUse):
             return
         self.ended = True
         if self.lease is not None:
-            self.lease.end()
+            self.lease.table.end(self.lease)
         if self.buffer is not None:
             self.buffer.release()
         elif self.loan is not None:
@@ -257,4 +257,4 @@ class PageCall(MemoryUse):
 
     def _end_lease(self) -> None:
         if self.lease is not None:
-            self.lease.end()
+            self.lease.table.end(self.lease)

@@ -163,7 +163,8 @@ class Placement:
             deadline_s: Until when, on `time.monotonic()`'s clock.
             job: See `DeadlineExecutor.work`.
         """
-        if self.rejects(Operation.EXISTS, hashes):
+        if self.channel.rejects(Operation.EXISTS):
+            self.reject(Operation.EXISTS, hashes, Outcome.UNAVAILABLE, "breaker")
             return np.zeros(len(hashes), np.bool_)
         keys = self.keys(hashes)
         known = self.channel.negative_cache.lookup(keys)
@@ -180,7 +181,8 @@ class Placement:
         pages = _by_page(outcomes, len(self.suffixes)) if several else outcomes
         if self.channel.observes_pages:
             self.notify_pages(Operation.EXISTS, hashes, pages)
-        return cast("BoolArray", pages == _OK)
+        there: BoolArray = pages == _OK
+        return there
 
     def _find_keys(
         self, keys: Sequence[str], deadline_s: float, job: Job | None
@@ -190,7 +192,7 @@ class Placement:
         nothing = NO_MEMORY[: len(keys)]
         batch = Batch(Operation.EXISTS, keys, nothing, nothing, deadline_s, self.name)
         found = self.channel.call(self.handle, batch, job).outcomes
-        if self.channel.negative_cache.keeps_absent and np.count_nonzero(found):
+        if any_of(found) and self.channel.negative_cache.keeps_absent:
             self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
         if self.channel.listening:
             self._notify(Operation.EXISTS, found, 0, began)

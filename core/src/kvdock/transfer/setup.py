@@ -82,7 +82,10 @@ class AttachedBackends:
     page_events: PageEvents | None = None
     copier: Copier | None = None
     calls: CallPools | None = None
-    """The same pools as calls need them; None while they are attached."""
+    """The same pools as calls need them; None unless they are attached."""
+
+    prefix_calls: CallPools | None = None
+    """The same, unless the engine evaluates hits itself."""
 
     listening: bool = False
     """Whether there is any observer."""
@@ -129,6 +132,7 @@ class AttachedBackends:
         """Close all backends; return whether all calls have finished."""
         # Not emptied: a call under way reads it.
         self.pools = {}
+        self.calls = self.prefix_calls = None
         now = time.monotonic()
         ended = True
         if self.copier is not None:
@@ -212,7 +216,8 @@ def attach_plan(
                 name, [(one.pool, one.suffixes, one.region.objects) for one in mine]
             )
         known = frozenset(route.pool.name for route in plan.routes)
-        backends.calls = CallPools.of(backends.pools, known)
+        backends.calls = calls = CallPools.of(backends.pools, known)
+        backends.prefix_calls = None if calls.engine_hits else calls
         channels = backends.channels.values()
         backends.listening = any(channel.listening for channel in channels)
         _announce(backends, plan, dock.provenance(), config.max_age_s)
