@@ -503,3 +503,15 @@ def test_times_of_a_record_do_not_touch_each_other() -> None:
     word = times_of(late, np.array([0, 2**32 - 1, 7]))
     assert (word >> np.uint64(32)).tolist() == late.tolist()
     assert (word & np.uint64(2**32 - 1)).tolist() == [0, 2**32 - 1, 7]
+
+
+@pytest.mark.usefixtures("_hurried")
+def test_a_store_that_is_idle_after_a_put_erases_what_has_expired(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot(erase_within_s=0.2)
+    depot.put(range(10), expire_at=expiring(range(10), 1))
+    deadline_s = time.monotonic() + 30
+    while depot.store.counts["pages_expired"] < 10:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

@@ -9,6 +9,7 @@ namespaces are never touched.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import threading
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from kvdock_segments.settings import SegmentSettings
     from kvdock_segments.usage import NamespaceUsage
 
+log = logging.getLogger("kvdock_segments")
+
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
 """Errors after which a smaller segment under another name may succeed."""
@@ -98,6 +101,8 @@ class SegmentAllocator:
         room: The room of tenants; None where none has a quota.
         plans: What is evicted next in each folder.
         faulty: Segments with a failed write since the last one that succeeded.
+        above_quota: Set while the namespace takes more than its quota allows, as after
+            a start with a smaller one: nothing is stored until it is below.
     """
 
     place: StoreLocation
@@ -115,6 +120,7 @@ class SegmentAllocator:
     room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
+    above_quota: threading.Event = attrs.field(factory=threading.Event)
     _probed_s: dict[SegmentDirectory, float] = attrs.field(factory=dict)
 
     def note_fault(self, segment: Segment, slots: int) -> None:
@@ -162,13 +168,15 @@ class SegmentAllocator:
             None if there is no space at all.
         """
         failed = self.counts["segments_failed"]
-        found = self._find(folder, before_ns)
-        if found is None and folder.changed():
-            # What is known of other writers may be out of date.
-            folder.scan()
+        found = None
+        if not self.above_quota.is_set():
             found = self._find(folder, before_ns)
-        if found is None and not self.disk_fails(folder):
-            found = self._displace(folder)
+            if found is None and folder.changed():
+                # What is known of other writers may be out of date.
+                folder.scan()
+                found = self._find(folder, before_ns)
+            if found is None and not self.disk_fails(folder):
+                found = self._displace(folder)
         if found is None and self.counts["segments_failed"] == failed:
             self.counts["segments_refused"] += 1
             self.failures.warning("no room", partial(self._describe_full, folder))
@@ -377,7 +385,7 @@ class SegmentAllocator:
         slots = min(usual, (self._room(folder) - fixed) // each)
         while slots >= max(1, usual * least):
             try:
-                made = self._create_files(folder, slots, slot_bytes)
+                made = self.create_files(folder, slots, slot_bytes)
             except OSError as error:
                 if error.errno in OUT_OF_FILES:
                     raise  # there may be files to close
@@ -415,21 +423,40 @@ class SegmentAllocator:
 
     def _room(self, folder: SegmentDirectory) -> int:
         """Return how many bytes the namespace may still grow by."""
-        settings = self.settings
-        room = self.free_bytes() - settings.free_space
-        if settings.quota:
-            others = self.neighbours.usage_bytes(but_fd=folder.fd)
-            room = min(room, settings.quota - others - folder.nbytes)
+        room = self.free_bytes() - self.settings.free_space
+        if self.settings.quota:
+            room = min(room, self.settings.quota - self._taken_bytes(folder))
         return room
+
+    def _taken_bytes(self, folder: SegmentDirectory) -> int:
+        """Return the bytes of the namespace, without a listing of this folder."""
+        return self.neighbours.usage_bytes(but_fd=folder.fd) + folder.nbytes
+
+    def check_quota(self, folder: SegmentDirectory) -> bool:
+        """Return whether the namespace takes more than its quota; then stop puts."""
+        taken, quota = self._taken_bytes(folder), self.settings.quota
+        if not quota or taken <= quota:
+            return False
+        self.above_quota.set()
+        log.warning(
+            "namespace %s of store %s takes %s, more than its quota of %s: its coldest "
+            "pages are deleted, and nothing is stored until it is below",
+            self.place.namespace[:12],
+            self.place.root,
+            format_bytes(taken),
+            format_bytes(quota),
+        )
+        return True
 
     def free_bytes(self) -> int:
         """Return the free space of the file system, bytes."""
         status = os.fstatvfs(self.namespace_fd)
         return status.f_bavail * status.f_frsize
 
-    def _create_files(
+    def create_files(
         self, folder: SegmentDirectory, slots: int, slot_bytes: int
     ) -> Segment:
+        """Create the files of a segment, which this process owns from the start."""
         name = IndexName(secrets.randbits(64), 1, "new")
         header = header_of(
             name.segment, name.generation, slots, slot_bytes, folder.object_bytes

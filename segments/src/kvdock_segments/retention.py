@@ -46,9 +46,6 @@ class Retainer:
         self._catalog = catalog
         self._allocator = allocator
         self._index = catalog.index
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._closed = False
 
     def retain(self, batch: Batch) -> BatchResult:
         """Run a RETAIN."""
@@ -171,33 +168,7 @@ class Retainer:
 
     # --- Erasing -------------------------------------------------------------
 
-    def watch(self, within_s: float) -> None:
-        """Erase pages soon after their time from now on; again is harmless."""
-        if self._thread is not None or self._closed:
-            return
-        pause_s = max(0.1, (within_s - GRACE_S) / 2)
-        thread = threading.Thread(
-            target=self._watch, args=(pause_s,), name="kvdock-expiry", daemon=True
-        )
-        with suppress(RuntimeError):  # no thread can be started now
-            thread.start()
-            self._thread = thread
-
-    def _watch(self, pause_s: float) -> None:
-        while not self._wake.wait(pause_s):
-            try:
-                self.erase_expired()
-            except Exception as error:  # noqa: BLE001 - tried again at the next turn
-                log.warning("expired pages are not erased: %s", error)
-
-    def close(self) -> None:
-        """End the thread that erases."""
-        self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def erase_expired(self) -> int:
+    def erase_expired(self, stopped: threading.Event | None = None) -> int:
         """Overwrite pages whose time is over, and forget them; return how many.
 
         Those in segments that another process fills are left to that process.
@@ -210,7 +181,7 @@ class Retainer:
         erased = 0
         for number in np.unique(numbers).tolist():
             segment = self._catalog.segments.get(number)
-            if segment is None or self._wake.is_set():
+            if segment is None or (stopped and stopped.is_set()):
                 continue
             with self._writing(segment) as writes:
                 if writes:

@@ -38,6 +38,7 @@ from kvdock_segments.retention import Retainer
 from kvdock_segments.room import Room
 from kvdock_segments.settings import SegmentSettings
 from kvdock_segments.tracked_keys import TrackedKeys
+from kvdock_segments.upkeep import Upkeep
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.writer import Writer
 
@@ -230,8 +231,11 @@ class SegmentStore(ClosedAfterUse):
         )
         self._quick = QuickWay(self._catalog, self._writer, self._engine)
         self._pid = os.getpid()
-        if catalog.index.timed:  # also where no call follows
-            self._retainer.watch(self.place.erase_within_s)
+        self._upkeep = Upkeep(catalog, self._allocator, self._retainer)
+        folder = next(iter(catalog.folders.values()), None)
+        above = folder is not None and self._allocator.check_quota(folder)
+        if above or catalog.index.timed:
+            self._upkeep.begin()
 
     def run(self, batch: Batch) -> BatchResult:
         """Run one batch.
@@ -247,7 +251,10 @@ class SegmentStore(ClosedAfterUse):
                 return self._run_without_room(batch)
             if os.getpid() != self._pid:
                 self._check_fork()
-            return self._run(batch)
+            result = self._run(batch)
+            if self._catalog.index.timed:  # also where no call follows
+                self._upkeep.begin()
+            return result
         except OSError as error:
             failure = error
         if failure.errno in OUT_OF_FILES and self._catalog.close_idle():
@@ -264,8 +271,6 @@ class SegmentStore(ClosedAfterUse):
     def _run(self, batch: Batch) -> BatchResult:
         if self._catalog.gone() or time.monotonic() >= self._look_at_s:
             self._check_gone()
-        if self._catalog.index.timed:
-            self._retainer.watch(self.place.erase_within_s)
         match batch.operation:
             case Operation.GET:
                 return self._quick.get(batch) or self._reader.get(batch)
@@ -286,9 +291,7 @@ class SegmentStore(ClosedAfterUse):
             case Operation.CLEAR:
                 return self._clear(batch)
             case Operation.RETAIN:
-                result = self._retainer.retain(batch)
-                self._retainer.watch(self.place.erase_within_s)
-                return result
+                return self._retainer.retain(batch)
             case _:
                 return BatchResult.all(batch, Outcome.REFUSED)
 
@@ -525,7 +528,7 @@ class SegmentStore(ClosedAfterUse):
         if self._namespace_fd < 0:
             return
         self._check_fork()
-        self._retainer.close()
+        self._upkeep.close()
         self._catalog.close()
         self._engine.close()
         os.close(self._namespace_fd)
