@@ -25,6 +25,7 @@ import numpy as np
 
 from kvdock.units import format_bytes
 from kvdock_segments.cleanup import collect_garbage
+from kvdock_segments.erasing import wipe
 from kvdock_segments.eviction import (
     EvictionPlan,
     OtherPools,
@@ -32,14 +33,14 @@ from kvdock_segments.eviction import (
     cold_slots,
     plan_eviction,
 )
-from kvdock_segments.format import header_of, index_bytes
+from kvdock_segments.format import header_of, index_bytes, promised, with_checksums
 from kvdock_segments.index_file import (
     erase_records,
-    holds_promises,
     make_index,
     read_commits,
     read_contents,
     read_uses,
+    write_records,
 )
 from kvdock_segments.io import fits, slot_bytes_of
 from kvdock_segments.limits import (
@@ -48,16 +49,18 @@ from kvdock_segments.limits import (
     least_bytes,
 )
 from kvdock_segments.ownership import release
-from kvdock_segments.paths import NO_FILE, OUT_OF_FILES, IndexName
+from kvdock_segments.paths import NO_FILE, OUT_OF_FILES, IndexName, open_file
 from kvdock_segments.usage import describe_full
 
 if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
     from kvdock.throttled_log import ThrottledLog
     from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.format import Records
     from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
+    from kvdock_segments.ledger import Ledger
     from kvdock_segments.limits import StoreLocation
-    from kvdock_segments.promises import PromiseBudget
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
     from kvdock_segments.settings import SegmentSettings
@@ -97,7 +100,7 @@ class SegmentAllocator:
         lock: Held around every use of the index.
         counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
-        budget: Counts promised bytes.
+        ledger: Counts promised bytes.
         room: The room of tenants; None where none has a quota.
         plans: What is evicted next in each folder.
         faulty: Segments with a failed write since the last one that succeeded.
@@ -116,7 +119,7 @@ class SegmentAllocator:
     lock: threading.RLock
     counts: Counter[str]
     failures: ThrottledLog
-    budget: PromiseBudget
+    ledger: Ledger
     room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
@@ -337,7 +340,7 @@ class SegmentAllocator:
         linked, size = folder.look_at(segment)
         if linked:
             self.counts["segments_linked"] += 1
-            if holds_promises(segment.index_fd, segment.name):
+            if promised(self.index.words[segment.rows.span]).any():
                 raise OSError(errno.EMLINK, "it has other names, and promised pages")
             return False
         wanted = segment.rows.slots * segment.slot_bytes
@@ -623,7 +626,9 @@ class SegmentAllocator:
                 rows = segment.rows
                 gone = cold_slots(self.index, rows, plan, before_ns, shares)
                 # Under the lock: where it was deleted, its descriptor is closed.
+                records = self.index.records[gone + rows.first].copy()
                 try:
+                    self._wipe(segment, gone, records)
                     erase_records(segment.index_fd, gone)
                 except OSError as error:
                     self.faulty.add(segment)
@@ -633,8 +638,27 @@ class SegmentAllocator:
                 roomy = self._is_roomy(segment)
             if not roomy:
                 self.release_full(folder, segment)
+        self.ledger.give_back(segment.slot_bytes, records)
         self.counts["pages_evicted"] += len(gone)
         return roomy
+
+    def _wipe(self, segment: Segment, slots: Int64Array, records: Records) -> None:
+        """Make the bytes unreadable of evicted pages that were to be erased."""
+        timed = records["expire_at"] > 0
+        if self.index.max_age_s:
+            timed[:] = True
+        if timed.any():
+            # A process that is killed now leaves records that are erased as expired.
+            over = records[timed].copy()
+            over["expire_at"], over["keep_until"] = 1, 0
+            write_records(segment.index_fd, slots[timed], with_checksums(over))
+            fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
+            try:
+                size = segment.slot_bytes
+                for slot in slots[timed].tolist():
+                    wipe(fd, slot * size, size, punch=True)
+            finally:
+                os.close(fd)
 
     def release_full(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Stop being a segment's writer: it stays as it is until it is recycled."""
@@ -668,4 +692,7 @@ class SegmentAllocator:
         for name in (str(segment.name), segment.name.data):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
-        folder.drop(segment)
+        with self.lock:
+            records = self.index.records[segment.rows.span].copy()
+            folder.drop(segment)
+        self.ledger.give_back(segment.slot_bytes, records)

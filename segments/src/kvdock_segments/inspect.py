@@ -26,7 +26,6 @@ from kvdock_segments.cleanup import (
     delete_if_unowned,
     delete_linked,
     lock_unused,
-    pool_folders,
     remove_empty,
 )
 from kvdock_segments.eviction import mean_last_used_ns
@@ -145,7 +144,7 @@ def folders_of(
     paths.check_namespace(namespace)
     opened = namespace_of(root, namespace, shared=shared)
     with suppress(NamespaceError), opened as fd:
-        for pool in pool_folders(fd):
+        for pool in paths.pool_folders(fd):
             folder = paths.open_folder(fd, pool)
             try:
                 yield pool, folder

@@ -28,10 +28,10 @@ from kvdock_segments.cleanup import clear_namespace
 from kvdock_segments.eviction import OtherPools
 from kvdock_segments.inspect import namespace_of
 from kvdock_segments.io import slot_bytes_of
+from kvdock_segments.ledger import Ledger
 from kvdock_segments.limits import check_quota
 from kvdock_segments.namespace_files import keep_files, remove_damaged
 from kvdock_segments.paths import OUT_OF_FILES
-from kvdock_segments.promises import PromiseBudget
 from kvdock_segments.quick import QuickWay
 from kvdock_segments.reader import Reader
 from kvdock_segments.retention import Retainer
@@ -182,6 +182,7 @@ class SegmentStore(ClosedAfterUse):
             os.close(root_fd)
         try:
             keep_files(fd, place.namespace, place.record, place.liveness)
+            Ledger(fd, place.liveness).recount()
         except BaseException:
             os.close(fd)
             raise
@@ -221,7 +222,7 @@ class SegmentStore(ClosedAfterUse):
             self._catalog.lock,
             self.counts,
             self._failures,
-            PromiseBudget(self._namespace_fd, self.place.liveness),
+            catalog.ledger,
             room,
         )
         self._reader = Reader(self._catalog, self._engine)
@@ -252,11 +253,12 @@ class SegmentStore(ClosedAfterUse):
             if os.getpid() != self._pid:
                 self._check_fork()
             result = self._run(batch)
+        except OSError as error:
+            failure = error
+        else:
             if self._catalog.index.timed:  # also where no call follows
                 self._upkeep.begin()
             return result
-        except OSError as error:
-            failure = error
         if failure.errno in OUT_OF_FILES and self._catalog.close_idle():
             with suppress(OSError):
                 return self._run(batch)
@@ -378,6 +380,8 @@ class SegmentStore(ClosedAfterUse):
     def _delete(self, batch: Batch) -> BatchResult:
         # A segment that became full has another name: the lookup has to find it there.
         found = self._catalog.lookup_durable(batch.keys)
+        if self._catalog.index.timed:
+            self._retainer.erase_timed(found)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalog.invalidate(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)
@@ -502,10 +506,10 @@ class SegmentStore(ClosedAfterUse):
             self._check_fork()
             used, free = self._allocator.usage_bytes(), self._allocator.free_bytes()
             failed = self._catalog.failed_bytes()
-            promised = self._allocator.budget.promised_bytes()
+            promised = self._catalog.ledger.promised_bytes()
             promises = self._allocator.promise_bytes()
             if self._allocator.room is not None:
-                tenants = self._allocator.room.report()
+                tenants = self._allocator.room.report(self._catalog.ledger.by_tenant())
         limit = used + max(0, free - self._settings.free_space)
         # A limit of 0 would mean that it is not known.
         limit = max(1, min(limit, self._settings.quota or limit))

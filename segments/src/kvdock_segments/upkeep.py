@@ -108,7 +108,11 @@ class Upkeep:
 
     def _condense_one(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Replace a segment by one that has room for its promised pages alone."""
-        allocator, index, lock = self._allocator, self._catalog.index, self._catalog.lock
+        allocator, index, lock = (
+            self._allocator,
+            self._catalog.index,
+            self._catalog.lock,
+        )
         slots = self._promised_in(segment)
         if not 0 < len(slots) < segment.rows.slots:
             return
@@ -127,6 +131,7 @@ class Upkeep:
                     records = index.records[rows].copy()
                     records["segment"] = made.name.segment
                     records["slot"] = places = np.arange(len(slots))
+                    self._catalog.ledger.move(made.slot_bytes, records[:0], records)
                     made.commit(places, with_checksums(records))
                     index.put(made.rows.first + places, records, index.used_ns[rows])
                     allocator.delete(folder, segment)
