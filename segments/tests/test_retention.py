@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock_segments import DirectoryStore, WriterLiveness
-from kvdock_segments.format import times_of
+from kvdock_segments import DirectoryStore, WriterLiveness, erasing
+from kvdock_segments.format import RECORD, times_of
+from kvdock_segments.inspect import segments_of
+from kvdock_segments.ledger import Ledger
 from kvdock_segments.namespace_files import PROMISES
-from kvdock_segments.promises import PromiseBudget
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -273,9 +274,9 @@ def test_pages_of_a_store_with_a_maximal_age_go_by_it(open_depot: OpenDepot) -> 
     assert young.there([0, 10, 11]) == [False, True, True]
 
 
-def budget_of(depot: Any) -> PromiseBudget:
+def budget_of(depot: Any) -> Ledger:
     fd = os.open(depot.root / depot.store.place.namespace, os.O_RDONLY)
-    return PromiseBudget(fd, WriterLiveness.LOCKS)
+    return Ledger(fd, WriterLiveness.LOCKS)
 
 
 def test_a_damaged_count_is_taken_from_the_records(open_depot: OpenDepot) -> None:
@@ -395,7 +396,9 @@ def test_many_promises_fit_into_one_page(open_depot: OpenDepot) -> None:
     depot = open_depot()
     budget = budget_of(depot)
     for seconds in np.geomspace(10, 3e8, 600).astype(int).tolist():
-        assert budget.take(1, 3, soon(seconds), 1 << 40) == 3
+        until = np.full(3, soon(seconds), np.int64)
+        blank = np.zeros(3, RECORD)
+        assert budget.promise(1, blank, until, 1 << 40).all()
     file = depot.root / depot.store.place.namespace / PROMISES
     assert file.stat().st_size <= 4096
     # None is counted for less time than was promised; the first have just ended.
@@ -503,3 +506,121 @@ def test_times_of_a_record_do_not_touch_each_other() -> None:
     word = times_of(late, np.array([0, 2**32 - 1, 7]))
     assert (word >> np.uint64(32)).tolist() == late.tolist()
     assert (word & np.uint64(2**32 - 1)).tolist() == [0, 2**32 - 1, 7]
+
+
+@pytest.mark.usefixtures("_hurried")
+def test_a_store_that_is_idle_after_a_put_erases_what_has_expired(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot(erase_within_s=0.2)
+    depot.put(range(10), expire_at=expiring(range(10), 1))
+    deadline_s = time.monotonic() + 30
+    while depot.store.counts["pages_expired"] < 10:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def recounted(depot: Any) -> int:
+    """Return the bytes that are promised now by what all records say."""
+    found = 0
+    for _, _, contents in segments_of(depot.root, depot.store.place.namespace):
+        until = contents.records["keep_until"]
+        found += contents.slot_bytes * int(np.count_nonzero(until > int(time.time())))
+    return found
+
+
+def test_promises_of_evicted_pages_do_not_count_when_the_clock_is_set_back(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot = open_depot(quota=QUOTA)
+    budget, now = budget_of(depot), time.time
+    assert depot.put(range(90), keep_until=soon(3600)).kept.all()
+    assert budget.promised_bytes() == recounted(depot) == 90 * 8192
+    monkeypatch.setattr("time.time", lambda: now() + 7200)
+    flood(depot, 10)
+    assert not any(depot.there(range(90)))
+    monkeypatch.setattr("time.time", now)
+    assert budget.promised_bytes() == recounted(depot) == 0
+    # What is still there is promised again, and counts.
+    assert depot.put(range(200, 250), keep_until=soon(3600)).kept.all()
+    monkeypatch.setattr("time.time", lambda: now() + 7200)
+    assert depot.put(range(300, 310), keep_until=soon(60)).kept.all()
+    monkeypatch.setattr("time.time", now)
+    assert budget.promised_bytes() == recounted(depot) == 60 * 8192
+    os.close(budget.namespace_fd)
+
+
+def test_promises_of_deleted_pages_and_segments_are_given_back(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"quota": QUOTA, "segment_bytes": 64 << 10}
+    other, depot = open_depot(pool="other", **limits), open_depot(**limits)
+    budget, now = budget_of(depot), time.time
+    assert other.put(range(60), keep_until=soon(3600)).kept.all()
+    assert depot.put(range(60), keep_until=soon(3600)).kept.all()
+    depot.delete(range(20))
+    assert budget.promised_bytes() == recounted(depot) == 100 * 8192
+    monkeypatch.setattr("time.time", lambda: now() + 7200)
+    flood(depot, 10)  # whole segments of the other pool go
+    assert depot.store.counts["segments_deleted"] > 0
+    monkeypatch.setattr("time.time", now)
+    assert budget.promised_bytes() == recounted(depot) < 60 * 8192
+    os.close(budget.namespace_fd)
+
+
+_KILLED_BETWEEN = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[2])
+import attrs, crash_worker, numpy as np
+from kvdock.batch import Operation
+from kvdock_segments.segment import Segment
+Segment.commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+store = crash_worker.open_store(crash_worker.Path(sys.argv[1]))
+numbers = np.arange(50)
+memory = crash_worker.pages_of(numbers)
+batch = crash_worker.batch(Operation.PUT, numbers, memory)
+store.run(attrs.evolve(batch, keep_until=int(time.time()) + 3600))
+"""
+"""Is killed after a promise was counted, and before a record has it."""
+
+
+def test_what_a_killed_process_counted_is_not_counted_after_a_start(
+    open_depot: OpenDepot, tmp_path: Path
+) -> None:
+    root = tmp_path / "killed"
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", _KILLED_BETWEEN, str(root), here]
+    ended = subprocess.run(command, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    depot = open_depot(root, namespace="c0" * 32, quota=6 << 20)
+    assert depot.store.capacity().promised_bytes == recounted(depot) == 0
+    assert depot.put(range(50), keep_until=soon(3600)).kept.all()
+    # Not where another one has it open, which may be counting first just now.
+    again = open_depot(root, namespace="c0" * 32, quota=6 << 20)
+    assert again.store.capacity().promised_bytes == recounted(depot) == 50 * 8192
+
+
+@pytest.mark.parametrize("way", ["evict", "delete"])
+@pytest.mark.parametrize("punched", [True, False])
+def test_bytes_of_pages_that_go_before_their_time_are_gone(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch, *, way: str, punched: bool
+) -> None:
+    if not punched:
+        monkeypatch.setattr(erasing, "_punched", lambda *_: False)
+    depot = open_depot(quota=QUOTA, erase_within_s=60.0)
+    depot.put(range(60), expire_at=expiring(range(60), 3600))
+    depot.put(range(60, 70))
+    assert depot.pages([7]).tobytes() in raw_bytes(depot.root)
+    if way == "delete":
+        depot.delete(range(60))
+    else:
+        for first in range(1000, 2000, 50):
+            depot.request(range(first, first + 50))
+            gone = [one for one, ok in enumerate(depot.there(range(60))) if not ok]
+            raw = raw_bytes(depot.root)
+            assert not any(depot.pages([one]).tobytes() in raw for one in gone)
+    assert not any(depot.there(range(60)))
+    raw = raw_bytes(depot.root)
+    assert not any(depot.pages([number]).tobytes() in raw for number in range(60))
+    report = DirectoryStore(depot.root).verify(depot.store.place.namespace)
+    assert not report.bad

@@ -9,6 +9,7 @@ namespaces are never touched.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import threading
@@ -24,6 +25,7 @@ import numpy as np
 
 from kvdock.units import format_bytes
 from kvdock_segments.cleanup import collect_garbage
+from kvdock_segments.erasing import wipe
 from kvdock_segments.eviction import (
     EvictionPlan,
     OtherPools,
@@ -31,14 +33,14 @@ from kvdock_segments.eviction import (
     cold_slots,
     plan_eviction,
 )
-from kvdock_segments.format import header_of, index_bytes
+from kvdock_segments.format import header_of, index_bytes, promised, with_checksums
 from kvdock_segments.index_file import (
     erase_records,
-    holds_promises,
     make_index,
     read_commits,
     read_contents,
     read_uses,
+    write_records,
 )
 from kvdock_segments.io import fits, slot_bytes_of
 from kvdock_segments.limits import (
@@ -47,20 +49,24 @@ from kvdock_segments.limits import (
     least_bytes,
 )
 from kvdock_segments.ownership import release
-from kvdock_segments.paths import NO_FILE, OUT_OF_FILES, IndexName
+from kvdock_segments.paths import NO_FILE, OUT_OF_FILES, IndexName, open_file
 from kvdock_segments.usage import describe_full
 
 if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
     from kvdock.throttled_log import ThrottledLog
     from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.format import Records
     from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
+    from kvdock_segments.ledger import Ledger
     from kvdock_segments.limits import StoreLocation
-    from kvdock_segments.promises import PromiseBudget
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
     from kvdock_segments.settings import SegmentSettings
     from kvdock_segments.usage import NamespaceUsage
+
+log = logging.getLogger("kvdock_segments")
 
 _FIRST_BYTES = 16 << 20  # size of a pool's first segment
 _SMALLER = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
@@ -94,10 +100,12 @@ class SegmentAllocator:
         lock: Held around every use of the index.
         counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
-        budget: Counts promised bytes.
+        ledger: Counts promised bytes.
         room: The room of tenants; None where none has a quota.
         plans: What is evicted next in each folder.
         faulty: Segments with a failed write since the last one that succeeded.
+        above_quota: Set while the namespace takes more than its quota allows, as after
+            a start with a smaller one: nothing is stored until it is below.
     """
 
     place: StoreLocation
@@ -111,10 +119,11 @@ class SegmentAllocator:
     lock: threading.RLock
     counts: Counter[str]
     failures: ThrottledLog
-    budget: PromiseBudget
+    ledger: Ledger
     room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
+    above_quota: threading.Event = attrs.field(factory=threading.Event)
     _probed_s: dict[SegmentDirectory, float] = attrs.field(factory=dict)
 
     def note_fault(self, segment: Segment, slots: int) -> None:
@@ -162,13 +171,15 @@ class SegmentAllocator:
             None if there is no space at all.
         """
         failed = self.counts["segments_failed"]
-        found = self._find(folder, before_ns)
-        if found is None and folder.changed():
-            # What is known of other writers may be out of date.
-            folder.scan()
+        found = None
+        if not self.above_quota.is_set():
             found = self._find(folder, before_ns)
-        if found is None and not self.disk_fails(folder):
-            found = self._displace(folder)
+            if found is None and folder.changed():
+                # What is known of other writers may be out of date.
+                folder.scan()
+                found = self._find(folder, before_ns)
+            if found is None and not self.disk_fails(folder):
+                found = self._displace(folder)
         if found is None and self.counts["segments_failed"] == failed:
             self.counts["segments_refused"] += 1
             self.failures.warning("no room", partial(self._describe_full, folder))
@@ -329,7 +340,7 @@ class SegmentAllocator:
         linked, size = folder.look_at(segment)
         if linked:
             self.counts["segments_linked"] += 1
-            if holds_promises(segment.index_fd, segment.name):
+            if promised(self.index.words[segment.rows.span]).any():
                 raise OSError(errno.EMLINK, "it has other names, and promised pages")
             return False
         wanted = segment.rows.slots * segment.slot_bytes
@@ -377,7 +388,7 @@ class SegmentAllocator:
         slots = min(usual, (self._room(folder) - fixed) // each)
         while slots >= max(1, usual * least):
             try:
-                made = self._create_files(folder, slots, slot_bytes)
+                made = self.create_files(folder, slots, slot_bytes)
             except OSError as error:
                 if error.errno in OUT_OF_FILES:
                     raise  # there may be files to close
@@ -415,21 +426,40 @@ class SegmentAllocator:
 
     def _room(self, folder: SegmentDirectory) -> int:
         """Return how many bytes the namespace may still grow by."""
-        settings = self.settings
-        room = self.free_bytes() - settings.free_space
-        if settings.quota:
-            others = self.neighbours.usage_bytes(but_fd=folder.fd)
-            room = min(room, settings.quota - others - folder.nbytes)
+        room = self.free_bytes() - self.settings.free_space
+        if self.settings.quota:
+            room = min(room, self.settings.quota - self._taken_bytes(folder))
         return room
+
+    def _taken_bytes(self, folder: SegmentDirectory) -> int:
+        """Return the bytes of the namespace, without a listing of this folder."""
+        return self.neighbours.usage_bytes(but_fd=folder.fd) + folder.nbytes
+
+    def check_quota(self, folder: SegmentDirectory) -> bool:
+        """Return whether the namespace takes more than its quota; then stop puts."""
+        taken, quota = self._taken_bytes(folder), self.settings.quota
+        if not quota or taken <= quota:
+            return False
+        self.above_quota.set()
+        log.warning(
+            "namespace %s of store %s takes %s, more than its quota of %s: its coldest "
+            "pages are deleted, and nothing is stored until it is below",
+            self.place.namespace[:12],
+            self.place.root,
+            format_bytes(taken),
+            format_bytes(quota),
+        )
+        return True
 
     def free_bytes(self) -> int:
         """Return the free space of the file system, bytes."""
         status = os.fstatvfs(self.namespace_fd)
         return status.f_bavail * status.f_frsize
 
-    def _create_files(
+    def create_files(
         self, folder: SegmentDirectory, slots: int, slot_bytes: int
     ) -> Segment:
+        """Create the files of a segment, which this process owns from the start."""
         name = IndexName(secrets.randbits(64), 1, "new")
         header = header_of(
             name.segment, name.generation, slots, slot_bytes, folder.object_bytes
@@ -596,7 +626,9 @@ class SegmentAllocator:
                 rows = segment.rows
                 gone = cold_slots(self.index, rows, plan, before_ns, shares)
                 # Under the lock: where it was deleted, its descriptor is closed.
+                records = self.index.records[gone + rows.first].copy()
                 try:
+                    self._wipe(segment, gone, records)
                     erase_records(segment.index_fd, gone)
                 except OSError as error:
                     self.faulty.add(segment)
@@ -606,8 +638,27 @@ class SegmentAllocator:
                 roomy = self._is_roomy(segment)
             if not roomy:
                 self.release_full(folder, segment)
+        self.ledger.give_back(segment.slot_bytes, records)
         self.counts["pages_evicted"] += len(gone)
         return roomy
+
+    def _wipe(self, segment: Segment, slots: Int64Array, records: Records) -> None:
+        """Make the bytes unreadable of evicted pages that were to be erased."""
+        timed = records["expire_at"] > 0
+        if self.index.max_age_s:
+            timed[:] = True
+        if timed.any():
+            # A process that is killed now leaves records that are erased as expired.
+            over = records[timed].copy()
+            over["expire_at"], over["keep_until"] = 1, 0
+            write_records(segment.index_fd, slots[timed], with_checksums(over))
+            fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
+            try:
+                size = segment.slot_bytes
+                for slot in slots[timed].tolist():
+                    wipe(fd, slot * size, size, punch=True)
+            finally:
+                os.close(fd)
 
     def release_full(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Stop being a segment's writer: it stays as it is until it is recycled."""
@@ -641,4 +692,7 @@ class SegmentAllocator:
         for name in (str(segment.name), segment.name.data):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
-        folder.drop(segment)
+        with self.lock:
+            records = self.index.records[segment.rows.span].copy()
+            folder.drop(segment)
+        self.ledger.give_back(segment.slot_bytes, records)

@@ -29,6 +29,7 @@ from kvdock_segments.format import (
 )
 from kvdock_segments.index import ABSENT, Index
 from kvdock_segments.index_file import open_index, read_records, retire_records
+from kvdock_segments.ledger import Ledger
 from kvdock_segments.recency import PrefixLookups
 from kvdock_segments.tenant_count import TenantCount
 
@@ -130,6 +131,7 @@ class Catalog:
     ) -> None:
         self.lock = threading.RLock()
         self.index = Index()
+        self.ledger = Ledger(namespace_fd, place.liveness)
         self.index.max_age_s = place.max_age_s
         self.index.timed = place.max_age_s > 0
         if place.tenants.rooms:
@@ -476,6 +478,7 @@ class Catalog:
                     same = retire_records(fd, slots, believed)
                 finally:
                     os.close(fd)
+                self.ledger.give_back(segment.slot_bytes, believed[same])
             except FileNotFoundError:
                 pass  # renamed, or gone
             except OSError:

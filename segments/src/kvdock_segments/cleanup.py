@@ -13,30 +13,22 @@ from contextlib import suppress
 import attrs
 
 from kvdock_segments import ownership
-from kvdock_segments.format import HEADER_BYTES, is_newer
-from kvdock_segments.index_file import holds_promises, open_index, read_header
+from kvdock_segments.format import HEADER_BYTES, is_newer, promised, records_in_words
+from kvdock_segments.index_file import open_index, read_contents, read_header
+from kvdock_segments.ledger import Ledger
 from kvdock_segments.namespace_files import FILES, PROMISES
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import (
     IndexName,
     data_segment,
     earlier_now_ns,
-    is_folder,
     listing,
     open_folder,
-    parse_pool_folder,
+    pool_folders,
     remove,
 )
 
 _PASSES = 16  # over a folder that is cleared while it is written
-
-
-def pool_folders(namespace_fd: int) -> list[str]:
-    """Return the names of a namespace's folders of segments, sorted."""
-    with listing(namespace_fd) as entries:
-        return sorted(
-            e.name for e in entries if parse_pool_folder(e.name) and is_folder(e)
-        )
 
 
 def clear_namespace(namespace_fd: int) -> int:
@@ -143,16 +135,21 @@ def delete_if_unowned(
     with suppress(OSError):
         folder = open_folder(namespace_fd, pool)
         try:
-            return _delete(folder, index_name, kept_by)
+            return _delete(namespace_fd, folder, index_name, kept_by)
         finally:
             os.close(folder)
     return False
 
 
-def _delete(folder: int, name: IndexName, kept_by: WriterLiveness | None) -> bool:
+def _delete(
+    namespace_fd: int, folder: int, name: IndexName, kept_by: WriterLiveness | None
+) -> bool:
     fd = open_index(folder, str(name), write=True)
     try:
-        if not _is_abandoned(folder, fd, name, kept_by) or holds_promises(fd, name):
+        if not _is_abandoned(folder, fd, name, kept_by):
+            return False
+        contents = read_contents(fd, name, 2**62)
+        if contents and promised(records_in_words(contents.records)).any():
             return False
         if kept_by is not WriterLiveness.LOCKS:
             # Only one process can rename it; for the others it is missing.
@@ -161,6 +158,9 @@ def _delete(folder: int, name: IndexName, kept_by: WriterLiveness | None) -> boo
             name = fresh
         os.unlink(str(name), dir_fd=folder)
         os.unlink(name.data, dir_fd=folder)
+        if contents and contents.records["keep_until"].any():  # of promises that ended
+            ledger = Ledger(namespace_fd, WriterLiveness.LOCKS)
+            ledger.give_back(contents.slot_bytes, contents.records)
     finally:
         os.close(fd)
     return True

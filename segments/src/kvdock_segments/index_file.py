@@ -26,8 +26,6 @@ from kvdock_segments.format import (
     credible_uses,
     index_bytes,
     parse_header,
-    promised,
-    records_in_words,
     uses_at,
     valid,
 )
@@ -127,14 +125,6 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         corrupt_records=corrupt_records,
         failed=failed_slots,
     )
-
-
-def holds_promises(fd: int, name: IndexName) -> bool:
-    """Return whether a page of a segment may not be evicted now."""
-    contents = read_contents(fd, name, 2**62)
-    if contents is None:
-        return False
-    return bool(promised(records_in_words(contents.records)).any())
 
 
 def read_commits(fd: int) -> int:

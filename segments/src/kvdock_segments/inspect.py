@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,11 +26,16 @@ from kvdock_segments.cleanup import (
     delete_if_unowned,
     delete_linked,
     lock_unused,
-    pool_folders,
     remove_empty,
 )
 from kvdock_segments.eviction import mean_last_used_ns
-from kvdock_segments.format import RECORD_BYTES, RECORDS_AT, key_digests, key_seed
+from kvdock_segments.format import (
+    RECORD_BYTES,
+    RECORDS_AT,
+    index_bytes,
+    key_digests,
+    key_seed,
+)
 from kvdock_segments.index_file import IndexContents, open_index, read_contents
 from kvdock_segments.namespace_files import read_record, remove_damaged
 from kvdock_segments.usage import NamespaceUsage
@@ -138,7 +144,7 @@ def folders_of(
     paths.check_namespace(namespace)
     opened = namespace_of(root, namespace, shared=shared)
     with suppress(NamespaceError), opened as fd:
-        for pool in pool_folders(fd):
+        for pool in paths.pool_folders(fd):
             folder = paths.open_folder(fd, pool)
             try:
                 yield pool, folder
@@ -327,7 +333,7 @@ def gc(
         if delete_linked(fd, kept_by):
             freed += begun - usage.usage_bytes()
         if to_bytes is not None:
-            freed += _shrink(root, namespace, fd, to_bytes)
+            freed += shrink(root, namespace, fd, to_bytes)
     root_fd = paths.open_root(root, shared=shared, create=False)
     try:
         remove_empty(root_fd, namespace)
@@ -360,20 +366,29 @@ def clear(
         return clear_namespace(fd) + remove_damaged(fd, namespace)
 
 
-def _uses_of(contents: IndexContents) -> npt.NDArray[np.int64]:
-    used_ns: npt.NDArray[np.int64] = contents.used_ns[contents.records["check"] != 0]
-    return used_ns
+def shrink(
+    root: Path,
+    namespace: str,
+    fd: int,
+    to_bytes: int,
+    stopped: threading.Event | None = None,
+) -> int:
+    """Delete the coldest segments until a namespace takes no more than `to_bytes`.
 
-
-def _shrink(root: Path, namespace: str, fd: int, to_bytes: int) -> int:
-    by_use = [
-        (mean_last_used_ns(_uses_of(contents)), folder, str(name))
-        for folder, name, contents in segments_of(root, namespace)
-    ]
-    begun = now = NamespaceUsage(fd).usage_bytes()
-    for _, folder, file in sorted(by_use):
-        if now <= to_bytes:
+    Those with promised pages stay, and those that a process writes. Returns the bytes
+    that were freed.
+    """
+    usage, kept_by = NamespaceUsage(fd), ownership.read_liveness(fd)
+    begun = left = usage.usage_bytes()
+    by_use = []
+    if left > to_bytes:
+        for folder, name, contents in segments_of(root, namespace):
+            used_ns = contents.used_ns[contents.records["check"] != 0]
+            nbytes = index_bytes(contents.slots) + contents.slots * contents.slot_bytes
+            by_use.append((mean_last_used_ns(used_ns), folder, str(name), nbytes))
+    for _, folder, file, nbytes in sorted(by_use):
+        if left <= to_bytes or (stopped and stopped.is_set()):
             break
-        if delete_if_unowned(fd, folder, file, ownership.read_liveness(fd)):
-            now = NamespaceUsage(fd).usage_bytes()
-    return begun - now
+        if delete_if_unowned(fd, folder, file, kept_by):
+            left -= nbytes
+    return begun - usage.usage_bytes()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvdock_segments")
 
 PROMISES = "promises"
-"""The file that counts promised bytes; see `kvdock_segments.promises`."""
+"""The file that counts promised bytes; see `kvdock_segments.ledger`."""
 
 FILES = (RECORD_NAME, ownership.FILE_NAME, PROMISES)
 """Files of a namespace besides its pool folders."""

@@ -134,6 +134,14 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir(follow_symlinks=False)
 
 
+def pool_folders(namespace_fd: int) -> list[str]:
+    """Return the names of a namespace's folders of segments, sorted."""
+    with listing(namespace_fd) as entries:
+        return sorted(
+            e.name for e in entries if parse_pool_folder(e.name) and is_folder(e)
+        )
+
+
 def check_namespace(name: str) -> str:
     """Return a namespace digest that is safe as a folder name."""
     if is_namespace(name):

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
-from kvdock_segments.format import records_in_words, with_checksums
+from kvdock_segments.erasing import wipe
+from kvdock_segments.format import RECORD, records_in_words, with_checksums
 from kvdock_segments.index_file import erase_records
 from kvdock_segments.paths import open_file
 
@@ -36,7 +37,6 @@ _OK = int(Outcome.OK)
 _REFUSED = int(Outcome.REFUSED)
 GRACE_S = 5
 """Seconds for which a read that began in time may still find the bytes."""
-_ZEROS = bytes(1 << 20)
 
 
 class Retainer:
@@ -46,9 +46,6 @@ class Retainer:
         self._catalog = catalog
         self._allocator = allocator
         self._index = catalog.index
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._closed = False
 
     def retain(self, batch: Batch) -> BatchResult:
         """Run a RETAIN."""
@@ -100,12 +97,12 @@ class Retainer:
         self, batch: Batch, found: LookupResult, mine: Int64Array, segment: Segment
     ) -> OutcomeArray:
         """Change the times of some pages of a segment that this process writes."""
-        index, budget = self._index, self._allocator.budget
+        index, ledger = self._index, self._catalog.ledger
         outcomes = np.full(len(mine), _OK, np.uint8)
         with self._catalog.lock:
             if not segment.owned:
                 return np.full(len(mine), _REFUSED, np.uint8)
-            rows = found.rows[mine]
+            rows, each = found.rows[mine], segment.slot_bytes
             digests = found.digests[found.there[mine]]
             same = (index.words[rows, :2] == digests).all(axis=1)
             # A page that is given twice is changed and counted once.
@@ -113,29 +110,23 @@ class Retainer:
             leader = first[which]
             same &= leader == np.arange(len(rows))
             outcomes[~same] = _REFUSED  # replaced since it was looked up
-            records = index.records[rows].copy()
-            each, before = segment.slot_bytes, records["keep_until"].astype(np.int64)
+            before = index.records[rows].copy()
+            records = before.copy()
             ends = _ends_of(batch, found.there[mine], records)
             until = np.full(len(mine), batch.keep_until, np.int64)
             until = np.where(ends > 0, np.minimum(until, ends), until)
-            wanted = np.flatnonzero(same & (records["keep_until"] < until))
-            may = self._may_promise(records[wanted], int(found.nbytes[mine[0]]))
-            outcomes[wanted[~may]] = _REFUSED
-            wanted = wanted[may]
-            granted = 0
-            if len(wanted):
-                most, last = self._allocator.promise_bytes(), int(until[wanted].max())
-                granted = budget.extend(each, before[wanted], last, most)
-                outcomes[wanted[granted:]] = _REFUSED
-            chosen = wanted[:granted]
-            records["keep_until"][chosen] = until[chosen]
+            asked = np.flatnonzero(same & (records["keep_until"] < until))
+            if len(asked):
+                most, room = self._allocator.promise_bytes(), self._allocator.room
+                may = ledger.promise(each, before[asked], until[asked], most, room)
+                outcomes[asked[~may]] = _REFUSED
+                records["keep_until"][asked[may]] = until[asked[may]]
+            counted = records.copy()
             cut = same & (ends > 0) & (records["keep_until"] > ends)
             records["keep_until"][cut] = ends[cut]
             records["expire_at"] = ends
             with_checksums(records)
-            changed = np.flatnonzero(
-                same & (records["check"] != index.records["check"][rows])
-            )
+            changed = np.flatnonzero(same & (records["check"] != before["check"]))
             order = changed[np.argsort(rows[changed])]
             try:
                 slots = rows[order] - segment.rows.first
@@ -147,22 +138,10 @@ class Retainer:
                 return outcomes[leader]
             index.words[rows[order]] = records_in_words(records[order])
             index.timed = True
-            if cut.any():
-                budget.shorten(each, before[cut], ends[cut])
+            ledger.move(each, counted[cut], records[cut])
             if batch.expire_at is not None and segment.name.state == "open":
                 self._tell_others(segment)
         return outcomes[leader]
-
-    def _may_promise(self, records: Records, nbytes: int) -> BoolArray:
-        """Return which pages their tenants' rooms have promises for, bool (n,)."""
-        may = np.ones(len(records), np.bool_)
-        room = self._allocator.room
-        if room is not None:
-            # One that has a promise takes no more of its room.
-            fresh = records["keep_until"] <= int(time.time())
-            whose = records["tenant"][fresh].astype(np.int64)
-            may[fresh] = room.promisable(whose, nbytes)
-        return may
 
     def _tell_others(self, segment: Segment) -> None:
         """Have other processes read the records again of a segment that is filled."""
@@ -171,33 +150,7 @@ class Retainer:
 
     # --- Erasing -------------------------------------------------------------
 
-    def watch(self, within_s: float) -> None:
-        """Erase pages soon after their time from now on; again is harmless."""
-        if self._thread is not None or self._closed:
-            return
-        pause_s = max(0.1, (within_s - GRACE_S) / 2)
-        thread = threading.Thread(
-            target=self._watch, args=(pause_s,), name="kvdock-expiry", daemon=True
-        )
-        with suppress(RuntimeError):  # no thread can be started now
-            thread.start()
-            self._thread = thread
-
-    def _watch(self, pause_s: float) -> None:
-        while not self._wake.wait(pause_s):
-            try:
-                self.erase_expired()
-            except Exception as error:  # noqa: BLE001 - tried again at the next turn
-                log.warning("expired pages are not erased: %s", error)
-
-    def close(self) -> None:
-        """End the thread that erases."""
-        self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def erase_expired(self) -> int:
+    def erase_expired(self, stopped: threading.Event | None = None) -> int:
         """Overwrite pages whose time is over, and forget them; return how many.
 
         Those in segments that another process fills are left to that process.
@@ -210,7 +163,7 @@ class Retainer:
         erased = 0
         for number in np.unique(numbers).tolist():
             segment = self._catalog.segments.get(number)
-            if segment is None or self._wake.is_set():
+            if segment is None or (stopped and stopped.is_set()):
                 continue
             with self._writing(segment) as writes:
                 if writes:
@@ -253,6 +206,29 @@ class Retainer:
             left = {*map(tuple, index.words[index.rows_of(digests), :2].tolist())}
         return np.array([one not in left for one in map(tuple, digests.tolist())])
 
+    def erase_timed(self, found: LookupResult) -> None:
+        """Overwrite those of some pages that go before their time.
+
+        Those in segments that another process fills are left to their deletion.
+        """
+        timed = found.records["expire_at"] > 0
+        timed |= self._index.max_age_s > 0
+        for number in np.unique(found.numbers[timed]).tolist():
+            segment = self._catalog.segments.get(number)
+            some = timed & (found.numbers == number)
+            believed = dict(
+                zip(found.rows[some].tolist(), found.records[some], strict=True)
+            )
+            if segment is None:
+                continue
+            with suppress(OSError), self._writing(segment) as writes:
+                if writes:
+                    self._erase(
+                        segment,
+                        np.unique(found.rows[some]),
+                        lambda row: self._index.records[row] == believed[row],  # noqa: B023
+                    )
+
     def _erase(
         self, segment: Segment, rows: Int64Array, still: Callable[[int], bool]
     ) -> int:
@@ -260,7 +236,7 @@ class Retainer:
 
         `still` says of a row whether it holds such a page.
         """
-        promised: list[int] = []
+        erased, size = [], segment.slot_bytes
         fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
         try:
             for row in rows.tolist():
@@ -268,19 +244,16 @@ class Retainer:
                 with self._catalog.lock:
                     if not (segment.owned and still(row)):
                         continue
-                    slot = row - segment.rows.first
-                    _overwrite(fd, slot * segment.slot_bytes, segment.slot_bytes)
-                    slots = np.array([slot])
+                    slots = np.array([row - segment.rows.first])
+                    wipe(fd, int(slots[0]) * size, size)
                     erase_records(segment.index_fd, slots)
-                    promised.append(int(self._index.records["keep_until"][row]))
+                    erased.append(self._index.records[row].copy())
                     self._index.forget_in(segment.rows, slots)
             os.fdatasync(fd)
         finally:
             os.close(fd)
-            until = np.array(promised, np.int64)
-            if until.any():
-                self._allocator.budget.give_back(segment.slot_bytes, until)
-        return len(promised)
+            self._catalog.ledger.give_back(size, np.array(erased, RECORD))
+        return len(erased)
 
 
 def _ends_of(batch: Batch, positions: Int64Array, records: Records) -> Int64Array:
@@ -290,8 +263,3 @@ def _ends_of(batch: Batch, positions: Int64Array, records: Records) -> Int64Arra
         return ends
     asked = batch.expire_at[positions]
     return np.where(asked > 0, asked, ends)
-
-
-def _overwrite(fd: int, offset: int, nbytes: int) -> None:
-    for start in range(0, nbytes, len(_ZEROS)):
-        os.pwrite(fd, _ZEROS[: min(len(_ZEROS), nbytes - start)], offset + start)

@@ -19,24 +19,33 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from kvdock.capacity import TenantUse
 from kvdock.config.tenants import NO_TENANT, tenant_number
 from kvdock_segments import ownership, paths
-from kvdock_segments.cleanup import delete_if_unowned, pool_folders
+from kvdock_segments.cleanup import delete_if_unowned
 from kvdock_segments.index_file import open_index, read_contents
+from kvdock_segments.ledger import Ledger
 from kvdock_segments.namespace_files import read_record
-from kvdock_segments.paths import SETTLED_NS, IndexName, listing, open_folder
+from kvdock_segments.ownership import WriterLiveness
+from kvdock_segments.paths import (
+    SETTLED_NS,
+    IndexName,
+    listing,
+    open_folder,
+    pool_folders,
+)
 from kvdock_segments.tenant_count import TenantCount, owners, sums
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvdock.arrays import BoolArray, Int64Array
+    from kvdock.arrays import BoolArray
     from kvdock.config.tenants import Tenants
     from kvdock_segments.index import Index
     from kvdock_segments.limits import StoreLocation
@@ -55,7 +64,6 @@ class _Elsewhere:
         stamp_ns: When that was changed, as it was read.
         settled: Whether no later change can have the same time.
         nbytes: Bytes of pages by tenant.
-        promised: Bytes of promised pages by tenant.
     """
 
     namespace: str
@@ -64,7 +72,6 @@ class _Elsewhere:
     stamp_ns: int
     settled: bool
     nbytes: Counter[int]
-    promised: Counter[int]
 
 
 class RootRoom:
@@ -75,13 +82,14 @@ class RootRoom:
         self._listed = listed
         self._salted: dict[str, int] = {}
         self.segments: dict[tuple[str, str, str], _Elsewhere] = {}
+        self.promised: Counter[int] = Counter()
 
     def look(self, namespace: str = "", skipped: Collection[str] = ()) -> None:
-        """Bring `segments` in line with the files.
+        """Bring `segments` and `promised` in line with the files.
 
-        Folders of `namespace` in `skipped` are left out.
+        Folders of `namespace` in `skipped` are left out, and its promises.
         """
-        found = {}
+        found, promised = {}, Counter[int]()
         with suppress(OSError):
             root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -89,9 +97,24 @@ class RootRoom:
                     left_out = skipped if one == namespace else ()
                     with suppress(OSError):  # it may be deleted meanwhile
                         found.update(self._look_at(root, one, left_out))
+                        if one != namespace:
+                            promised += self._promised_in(root, one)
             finally:
                 os.close(root)
-        self.segments = found
+        self.segments, self.promised = found, promised
+
+    def _promised_in(self, root: int, namespace: str) -> Counter[int]:
+        fd = open_folder(root, namespace)
+        try:
+            found = Ledger(fd, WriterLiveness.LOCKS).by_tenant()
+        finally:
+            os.close(fd)
+        return self._owned(found, namespace)
+
+    def _owned(self, found: Counter[int], namespace: str) -> Counter[int]:
+        numbers, nbytes = np.array([*found]), np.array([*found.values()])
+        whose = owners(numbers.astype(np.int64), self._listed, self._salted[namespace])
+        return Counter(dict(sums(whose, nbytes)))
 
     def _look_at(
         self, root: int, namespace: str, skipped: Collection[str]
@@ -125,13 +148,11 @@ class RootRoom:
                     yield known
                 elif name.state != "new":
                     settled = now_ns - stamp_ns > SETTLED_NS
-                    counts = self._read(folder, namespace, name)
-                    yield _Elsewhere(namespace, pool, name, stamp_ns, settled, *counts)
+                    nbytes = self._read(folder, namespace, name)
+                    yield _Elsewhere(namespace, pool, name, stamp_ns, settled, nbytes)
 
-    def _read(
-        self, folder: int, namespace: str, name: IndexName
-    ) -> tuple[Counter[int], Counter[int]]:
-        """Count bytes of pages, and of promised ones, in one segment."""
+    def _read(self, folder: int, namespace: str, name: IndexName) -> Counter[int]:
+        """Count bytes of pages in one segment."""
         fd = open_index(folder, str(name))
         try:
             data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
@@ -139,22 +160,16 @@ class RootRoom:
         finally:
             os.close(fd)
         if contents is None:
-            return Counter(), Counter()
+            return Counter()
         live = contents.records[contents.records["check"] != 0]
         numbers = live["tenant"].astype(np.int64)
         whose = owners(numbers, self._listed, self._salted[namespace])
-        kept = live["keep_until"] > int(time.time())
         each = np.full(len(live), contents.object_bytes)
-        every = Counter(dict(sums(whose, each)))
-        return every, Counter(dict(sums(whose[kept], each[kept])))
+        return Counter(dict(sums(whose, each)))
 
     def used(self) -> Counter[int]:
         """Return the bytes of each tenant as they were found."""
         return sum((one.nbytes for one in self.segments.values()), Counter[int]())
-
-    def promised(self) -> Counter[int]:
-        """Return the promised bytes of each tenant as they were found."""
-        return sum((one.promised for one in self.segments.values()), Counter[int]())
 
     def delete(self, one: _Elsewhere) -> bool:
         """Delete a segment, unless it has a writer or promised pages."""
@@ -250,34 +265,39 @@ class Room:
         quotas = {one: rooms[one].quota if one in rooms else 0 for one in used}
         return {one: nbytes for one in used if (nbytes := used[one] - quotas[one]) > 0}
 
-    def report(self) -> dict[str, TenantUse]:
-        """Return what each tenant takes and may take, by name."""
-        return report(self.used(), self._promised(), self._names, self._rooms)
+    def report(self, promised: Counter[int]) -> dict[str, TenantUse]:
+        """Return what each tenant takes and may take, by name.
 
-    def promisable(self, whose: Int64Array, each_bytes: int) -> BoolArray:
+        `promised` is what is promised in this namespace, by numbers of its records.
+        """
+        return report(self.used(), self._promised(promised), self._names, self._rooms)
+
+    def promisable(
+        self, tenants: npt.NDArray[np.integer[Any]], each_bytes: int, here: Counter[int]
+    ) -> BoolArray:
         """Return which pages may be promised by their tenants' shares, bool (n,).
 
-        `whose` is int64 (n,), numbers as their records have them.
+        Args:
+            tenants: (n,), numbers as the pages' records have them.
+            each_bytes: Bytes of a page.
+            here: What is promised in this namespace, by such numbers.
         """
-        may = np.ones(len(whose), np.bool_)
-        whose = self._count.owners(whose)
+        may = np.ones(len(tenants), np.bool_)
+        whose, promised = self._count.owners(tenants), self._promised(here)
         for number, room in self._rooms.items():
-            mine = np.flatnonzero(whose == number)
-            if len(mine) and each_bytes:
-                left = room.promise_bytes - self._promised()[number]
-                may[mine[max(0, left // each_bytes) :]] = False
+            pages = np.flatnonzero(whose == number)
+            if len(pages) and each_bytes:
+                left = room.promise_bytes - promised[number]
+                may[pages[max(0, left // each_bytes) :]] = False
         return may
 
-    def _promised(self) -> Counter[int]:
+    def _promised(self, here: Counter[int]) -> Counter[int]:
+        """Return what is promised to each tenant, in all namespaces."""
         self._look()
-        index = self._index
-        if not index.timed:
-            return self._elsewhere.promised()
-        with self._lock:
-            rows = np.flatnonzero(index.records["keep_until"] > int(time.time()))
-            whose = self._count.owners(index.records["tenant"][rows])
-            nbytes = index.object_bytes_in[index.segment_of[rows]]
-            return Counter(dict(sums(whose, nbytes))) + self._elsewhere.promised()
+        found = self._elsewhere.promised.copy()
+        for number, nbytes in here.items():
+            found[int(self._count.owners(np.array([number]))[0])] += nbytes
+        return found
 
     def may_lose(
         self, segments: Iterable[tuple[str, str]]
@@ -349,4 +369,4 @@ def tenants_in(root: Path, tenants: Tenants) -> dict[str, TenantUse]:
     found = RootRoom(root, set(tenants.names))
     found.look()
     rooms = {tenants.number(name): room for name, room in tenants.rooms.items()}
-    return report(found.used(), found.promised(), tenants.names, rooms)
+    return report(found.used(), found.promised, tenants.names, rooms)

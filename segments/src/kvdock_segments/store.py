@@ -28,16 +28,17 @@ from kvdock_segments.cleanup import clear_namespace
 from kvdock_segments.eviction import OtherPools
 from kvdock_segments.inspect import namespace_of
 from kvdock_segments.io import slot_bytes_of
+from kvdock_segments.ledger import Ledger
 from kvdock_segments.limits import check_quota
 from kvdock_segments.namespace_files import keep_files, remove_damaged
 from kvdock_segments.paths import OUT_OF_FILES
-from kvdock_segments.promises import PromiseBudget
 from kvdock_segments.quick import QuickWay
 from kvdock_segments.reader import Reader
 from kvdock_segments.retention import Retainer
 from kvdock_segments.room import Room
 from kvdock_segments.settings import SegmentSettings
 from kvdock_segments.tracked_keys import TrackedKeys
+from kvdock_segments.upkeep import Upkeep
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.writer import Writer
 
@@ -181,6 +182,7 @@ class SegmentStore(ClosedAfterUse):
             os.close(root_fd)
         try:
             keep_files(fd, place.namespace, place.record, place.liveness)
+            Ledger(fd, place.liveness).recount()
         except BaseException:
             os.close(fd)
             raise
@@ -220,7 +222,7 @@ class SegmentStore(ClosedAfterUse):
             self._catalog.lock,
             self.counts,
             self._failures,
-            PromiseBudget(self._namespace_fd, self.place.liveness),
+            catalog.ledger,
             room,
         )
         self._reader = Reader(self._catalog, self._engine)
@@ -230,8 +232,11 @@ class SegmentStore(ClosedAfterUse):
         )
         self._quick = QuickWay(self._catalog, self._writer, self._engine)
         self._pid = os.getpid()
-        if catalog.index.timed:  # also where no call follows
-            self._retainer.watch(self.place.erase_within_s)
+        self._upkeep = Upkeep(catalog, self._allocator, self._retainer)
+        folder = next(iter(catalog.folders.values()), None)
+        above = folder is not None and self._allocator.check_quota(folder)
+        if above or catalog.index.timed:
+            self._upkeep.begin()
 
     def run(self, batch: Batch) -> BatchResult:
         """Run one batch.
@@ -247,9 +252,13 @@ class SegmentStore(ClosedAfterUse):
                 return self._run_without_room(batch)
             if os.getpid() != self._pid:
                 self._check_fork()
-            return self._run(batch)
+            result = self._run(batch)
         except OSError as error:
             failure = error
+        else:
+            if self._catalog.index.timed:  # also where no call follows
+                self._upkeep.begin()
+            return result
         if failure.errno in OUT_OF_FILES and self._catalog.close_idle():
             with suppress(OSError):
                 return self._run(batch)
@@ -264,8 +273,6 @@ class SegmentStore(ClosedAfterUse):
     def _run(self, batch: Batch) -> BatchResult:
         if self._catalog.gone() or time.monotonic() >= self._look_at_s:
             self._check_gone()
-        if self._catalog.index.timed:
-            self._retainer.watch(self.place.erase_within_s)
         match batch.operation:
             case Operation.GET:
                 return self._quick.get(batch) or self._reader.get(batch)
@@ -286,9 +293,7 @@ class SegmentStore(ClosedAfterUse):
             case Operation.CLEAR:
                 return self._clear(batch)
             case Operation.RETAIN:
-                result = self._retainer.retain(batch)
-                self._retainer.watch(self.place.erase_within_s)
-                return result
+                return self._retainer.retain(batch)
             case _:
                 return BatchResult.all(batch, Outcome.REFUSED)
 
@@ -375,6 +380,8 @@ class SegmentStore(ClosedAfterUse):
     def _delete(self, batch: Batch) -> BatchResult:
         # A segment that became full has another name: the lookup has to find it there.
         found = self._catalog.lookup_durable(batch.keys)
+        if self._catalog.index.timed:
+            self._retainer.erase_timed(found)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalog.invalidate(rows, found.records[first])
         return BatchResult.all(batch, Outcome.OK)
@@ -499,10 +506,10 @@ class SegmentStore(ClosedAfterUse):
             self._check_fork()
             used, free = self._allocator.usage_bytes(), self._allocator.free_bytes()
             failed = self._catalog.failed_bytes()
-            promised = self._allocator.budget.promised_bytes()
+            promised = self._catalog.ledger.promised_bytes()
             promises = self._allocator.promise_bytes()
             if self._allocator.room is not None:
-                tenants = self._allocator.room.report()
+                tenants = self._allocator.room.report(self._catalog.ledger.by_tenant())
         limit = used + max(0, free - self._settings.free_space)
         # A limit of 0 would mean that it is not known.
         limit = max(1, min(limit, self._settings.quota or limit))
@@ -525,7 +532,7 @@ class SegmentStore(ClosedAfterUse):
         if self._namespace_fd < 0:
             return
         self._check_fork()
-        self._retainer.close()
+        self._upkeep.close()
         self._catalog.close()
         self._engine.close()
         os.close(self._namespace_fd)

@@ -12,7 +12,7 @@ import numpy as np
 from kvdock import native
 from kvdock.arrays import any_of, least_of
 from kvdock.batch import Batch, BatchResult, Outcome
-from kvdock_segments.format import Records, records_of, times_of
+from kvdock_segments.format import RECORD, Records, records_of, times_of
 from kvdock_segments.io import (
     DEADLINE,
     EMPTY_CHECKSUM,
@@ -239,7 +239,7 @@ class Writer:
         promised = 0
         records = self._made_records(fresh, rows, sums, segment.name.segment, tenant)
         if records is None:
-            times, promised = self._times_of(fresh, rows, segment)
+            times, promised = self._times_of(fresh, rows, segment, tenant)
             records = records_of(
                 fresh.digests[rows],
                 sums,
@@ -254,9 +254,9 @@ class Writer:
             if done is not None:
                 outcomes[good[~done]] = _REFUSED_PAGE
             fresh.kept[rows[:promised]] = True if done is None else done[:promised]
-            if done is not None and (lost := int((~done[:promised]).sum())):
-                budget, until = self._allocator.budget, fresh.batch.keep_until
-                budget.give_back(segment.slot_bytes, np.full(lost, until))
+            if done is not None and promised:
+                lost = records[:promised][~done[:promised]]
+                self._catalog.ledger.give_back(segment.slot_bytes, lost)
         stored = outcomes == _OK
         if self._allocator.faulty and stored.any():
             self._allocator.note_stored()
@@ -281,7 +281,7 @@ class Writer:
         return call.records[:count]
 
     def _times_of(
-        self, fresh: PutBatch, rows: Int64Array, segment: Segment
+        self, fresh: PutBatch, rows: Int64Array, segment: Segment, tenant: int
     ) -> tuple[UInt64Array | int, int]:
         """Return the times of records, and how many of them have a promise."""
         batch, promised = fresh.batch, 0
@@ -292,18 +292,15 @@ class Writer:
             ends = batch.expire_at[rows]
         until = np.zeros(len(rows), np.int64)
         if batch.keep_until:
-            allocator = self._allocator
-            most, each = allocator.promise_bytes(), segment.slot_bytes
-            may = len(rows)
-            if allocator.room is not None:
-                index = self._index
-                whose = np.full(may, batch.tenant or self._tenant)
-                promisable = allocator.room.promisable(
-                    whose, int(index.object_bytes_in[segment.rows.number])
-                )
-                may = int(np.count_nonzero(promisable))
-            promised = allocator.budget.take(each, may, batch.keep_until, most)
-            until[:promised] = batch.keep_until
+            most, room = self._allocator.promise_bytes(), self._allocator.room
+            blank = np.zeros(len(rows), RECORD)
+            blank["tenant"] = tenant
+            until[:] = batch.keep_until
+            may = self._catalog.ledger.promise(
+                segment.slot_bytes, blank, until, most, room
+            )
+            promised = int(np.count_nonzero(may))  # the first ones
+            until[promised:] = 0
         return times_of(until, ends), promised
 
     def _set_aside(self, active: ActiveSegment, slots: Int64Array) -> None:
