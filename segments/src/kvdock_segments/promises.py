@@ -25,11 +25,11 @@ import numpy as np
 import xxhash
 
 from kvdock.arrays import Int64Array
-from kvdock_segments.cleanup import pool_folders
 from kvdock_segments.index_file import open_index, read_contents
 from kvdock_segments.namespace_files import PROMISES
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import IndexName, listing, open_file, open_folder
+from kvdock_segments.walk import pool_folders
 
 _MAGIC = b"KVPROM\0\1"
 _HEAD = 16

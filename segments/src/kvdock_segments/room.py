@@ -27,11 +27,12 @@ import numpy as np
 from kvdock.capacity import TenantUse
 from kvdock.config.tenants import NO_TENANT, tenant_number
 from kvdock_segments import ownership, paths
-from kvdock_segments.cleanup import delete_if_unowned, pool_folders
+from kvdock_segments.cleanup import delete_if_unowned
 from kvdock_segments.index_file import open_index, read_contents
 from kvdock_segments.namespace_files import read_record
 from kvdock_segments.paths import SETTLED_NS, IndexName, listing, open_folder
 from kvdock_segments.tenant_count import TenantCount, owners, sums
+from kvdock_segments.walk import pool_folders
 
 if TYPE_CHECKING:
     from pathlib import Path

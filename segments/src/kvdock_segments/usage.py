@@ -14,11 +14,12 @@ import numpy as np
 from kvdock.arrays import Int64Array
 from kvdock.units import format_bytes
 from kvdock_segments import paths
-from kvdock_segments.cleanup import delete_if_unowned, pool_folders
+from kvdock_segments.cleanup import delete_if_unowned
 from kvdock_segments.format import CLOCK_SLACK_NS, credible_uses, slots_of
 from kvdock_segments.index_file import open_index, read_records, read_uses
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import SETTLED_NS, IndexName, listing, open_folder
+from kvdock_segments.walk import pool_folders
 
 _SAMPLE = 1024  # pages that show when a segment was used
 _SHORT = 12  # digits of a namespace that are enough to name it
