@@ -115,20 +115,25 @@ DIAGNOSIS = doctor.Diagnosis(
     sections=[
         doctor.Section(
             ALPHA.candidate,
-            doctor.rows_of(
-                [
-                    Finding(ok=True, what="the directory is there", hint="unseen"),
-                    Finding(ok=False, what="it is full", hint="Delete something."),
-                ]
-            ),
+            [
+                Finding(ok=True, what="the directory is there", hint="unseen"),
+                Finding(ok=False, what="it is full", hint="Delete something."),
+            ],
         ),
         doctor.Section(
             BETA.candidate,
-            [doctor.Row(doctor.State.SKIPPED, "setting 'x' is missing", "Give it.")],
+            [
+                Finding(
+                    ok=True,
+                    what="setting 'x' is missing",
+                    hint="Give it.",
+                    skipped=True,
+                )
+            ],
         ),
         doctor.Section(
             attrs.evolve(BETA.candidate, name="engine", group="kvdock.doctors"),
-            doctor.rows_of([]),
+            [],
         ),
     ],
     hidden=["delta"],
@@ -253,7 +258,8 @@ def test_a_listing_of_what_cannot_be_used_does_not_advise_to_install() -> None:
 
 
 def test_a_diagnosis_is_fine_unless_something_is_wrong() -> None:
-    skipped = doctor.Section(ALPHA.candidate, [doctor.Row(doctor.State.SKIPPED, "x")])
+    unseen = Finding(ok=True, what="x", skipped=True)
+    skipped = doctor.Section(ALPHA.candidate, [unseen])
     assert doctor.Diagnosis(sections=[skipped]).ok
     assert doctor.report(doctor.Diagnosis()).text() == "no problem found"
     assert not doctor.Diagnosis(problems=[BROKEN]).ok

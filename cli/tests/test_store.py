@@ -42,7 +42,6 @@ from kvdock_segments import (
     SegmentStore,
     StoreLocation,
     locate,
-    namespaces,
 )
 from kvdock_segments.directory_store import DirectoryStore
 
@@ -476,12 +475,14 @@ def test_a_namespace_that_goes_meanwhile_spoils_no_other(
 ) -> None:
     gone, stays = sorted(NAMESPACES)
 
-    def listed_first(home: Path) -> tuple[str, ...]:
-        found = namespaces(home)
-        shutil.rmtree(home / gone, ignore_errors=True)
-        return found
+    listed = DirectoryStore.namespaces
 
-    monkeypatch.setattr("kvdock_segments.inspect.namespaces", listed_first)
+    def listed_first(found: DirectoryStore) -> tuple[str, ...]:
+        names = listed(found)
+        shutil.rmtree(found.root / gone, ignore_errors=True)
+        return names
+
+    monkeypatch.setattr(DirectoryStore, "namespaces", listed_first)
     assert command(str(root), json=True) == 0
     printed = capsys.readouterr().out
     assert stays in printed

@@ -23,7 +23,7 @@ from kvdock_segments import (
     WriterLiveness,
     settings,
 )
-from kvdock_segments.inspect import Location, locate
+from kvdock_segments.walk import Location, locate
 
 PAGE_BYTES = 8192
 OF_PLACE = {"record", "tenant", "tenants", "max_age_s", "erase_within_s"}

@@ -14,7 +14,7 @@ import pytest
 
 from kvdock.batch import Operation, Outcome
 from kvdock_segments import PosixIOEngine
-from kvdock_segments.inspect import gc
+from kvdock_segments.directory_store import DirectoryStore
 
 OpenDepot = Callable[..., Any]
 
@@ -253,12 +253,12 @@ def test_lost_segments_count_for_the_quota_and_their_space_comes_back(
     living = open_depot()
     assert living.store.capacity().used_bytes == before
     namespace = depot.store.place.namespace
-    freed = gc(depot.root, namespace)
+    freed = DirectoryStore(depot.root).collect(namespace)
     assert freed == before - sum(path.stat().st_size for path in folder.iterdir())
     assert [torn.exists(), bare.exists(), later.exists()] == [False, False, True]
     left = living.get(range(100)).count(OK)
     assert 0 < left < 100
-    assert gc(depot.root, namespace, newer=True) > 0
+    assert DirectoryStore(depot.root).collect(namespace, newer=True) > 0
     assert not later.exists()
     assert living.get(range(100)).count(OK) == left
     assert living.put(range(100)).ok.all()

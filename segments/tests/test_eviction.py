@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from waiting import until
 
 from kvdock.batch import Outcome
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_segments.eviction import (
     _SHARE,
     cold_slots,
@@ -21,7 +22,7 @@ from kvdock_segments.eviction import (
 )
 from kvdock_segments.format import RECORD, index_bytes, uses_at
 from kvdock_segments.index import Index
-from kvdock_segments.inspect import gc, segments_of
+from kvdock_segments.walk import segments
 
 OpenDepot = Callable[..., Any]
 
@@ -250,11 +251,11 @@ def test_a_smaller_store_keeps_its_warmest_segments(open_depot: OpenDepot) -> No
     depot.store.close()
     namespace = depot.store.place.namespace
     warmth = {
-        str(name): mean_last_used_ns(contents.used_ns[contents.records["check"] != 0])
-        for _, name, contents in segments_of(depot.root, namespace)
+        str(one.name): mean_last_used_ns(one.contents.used_ns[one.live])
+        for one in segments(depot.root, namespace)
     }
-    gc(depot.root, namespace, to_bytes=12 * 20 * 600)
-    left = {str(name) for _, name, _ in segments_of(depot.root, namespace)}
+    DirectoryStore(depot.root).collect(namespace, to_bytes=12 * 20 * 600)
+    left = {str(one.name) for one in segments(depot.root, namespace)}
     gone = warmth.keys() - left
     assert gone
     assert max(warmth[name] for name in gone) < min(warmth[name] for name in left)

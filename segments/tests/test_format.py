@@ -10,6 +10,7 @@ import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock_segments import format as layout
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_segments.format import (
     HEADER,
     RECORD,
@@ -22,9 +23,7 @@ from kvdock_segments.format import (
     with_checksums,
 )
 from kvdock_segments.index_file import read_contents, write_records
-from kvdock_segments.inspect import gc
 from kvdock_segments.paths import IndexName
-from kvdock_segments.verify import verify_namespace
 
 if TYPE_CHECKING:
     import pytest
@@ -132,8 +131,8 @@ def test_a_later_version_is_a_miss_and_stays(open_depot: OpenDepot) -> None:
     assert again.put(range(20)).ok.all()
     again.store.close()
     before = sorted(depot.root.glob("*/kv.*/*"))
-    gc(depot.root, namespace)
+    DirectoryStore(depot.root).collect(namespace)
     assert sorted(depot.root.glob("*/kv.*/*")) == before
-    report = verify_namespace(depot.root, namespace)
+    report = DirectoryStore(depot.root).verify(namespace)
     assert len(report.unreadable_segments) == 1
     assert RECORDS_AT == 128

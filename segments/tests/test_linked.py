@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvdock_segments import verify_namespace
-from kvdock_segments.inspect import gc
+from kvdock_segments.directory_store import DirectoryStore
 
 OpenDepot = Callable[..., Any]
 OK = 0
@@ -100,7 +99,8 @@ def test_verifying_names_files_that_are_one_and_collecting_keeps_one_of_them(
     first, second, *_ = data_files(depot)
     link(over=second, to=first)
     namespace = depot.store.place.namespace
-    assert set(verify_namespace(depot.root, namespace).damaged_files) == {first, second}
-    assert gc(depot.root, namespace)
+    seen = DirectoryStore(depot.root).verify(namespace)
+    assert set(seen.damaged_files) == {first, second}
+    assert DirectoryStore(depot.root).collect(namespace)
     assert [first.exists(), second.exists()].count(True) == 1
-    assert not verify_namespace(depot.root, namespace).damaged_files
+    assert not DirectoryStore(depot.root).verify(namespace).damaged_files

@@ -14,9 +14,8 @@ from kvdock_segments import (
     SegmentStore,
     WriterLiveness,
     ownership,
-    verify_namespace,
 )
-from kvdock_segments.inspect import clear, describe_namespace, gc, namespaces
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_segments.paths import RECORD_NAME
 
 OpenDepot = Callable[..., Any]
@@ -91,7 +90,7 @@ def test_a_damaged_file_is_written_again_and_every_page_stays(
     (said,) = caplog.messages
     assert name in said
     assert "written again" in said
-    assert describe_namespace(again.root, NAMESPACE).recorded
+    assert DirectoryStore(again.root).survey(NAMESPACE).recorded
 
 
 @damaged
@@ -99,11 +98,11 @@ def test_verifying_reports_a_damaged_file_and_clearing_deletes_it(
     open_depot: OpenDepot, stored: Any, name: str, kind: str
 ) -> None:
     path = harm(stored, name, kind)
-    found = verify_namespace(stored.root, NAMESPACE)
+    found = DirectoryStore(stored.root).verify(NAMESPACE)
     assert (found.good, found.damaged_files, found.ok) == (20, (path,), False)
-    assert clear(stored.root, NAMESPACE)
+    assert DirectoryStore(stored.root).clear(NAMESPACE)
     assert not os.path.lexists(path)
-    assert verify_namespace(stored.root, NAMESPACE).ok
+    assert DirectoryStore(stored.root).verify(NAMESPACE).ok
     again = open_depot(namespace=NAMESPACE, record=RECORD)
     assert again.put(range(20)).ok.all()
     assert path.is_file()
@@ -114,7 +113,7 @@ def test_collecting_goes_on_and_deletes_a_damaged_file(
     open_depot: OpenDepot, stored: Any, name: str, kind: str
 ) -> None:
     path = harm(stored, name, kind)
-    gc(stored.root, NAMESPACE)
+    DirectoryStore(stored.root).collect(NAMESPACE)
     assert not os.path.lexists(path)
     again = open_depot(namespace=NAMESPACE, record=RECORD)
     assert again.get(range(20)) == [0] * 20
@@ -127,10 +126,10 @@ def test_what_was_set_aside_is_reported_until_it_is_collected(
     open_depot(namespace=NAMESPACE, record=RECORD).store.close()
     (aside,) = leftovers(stored)
     assert (aside / "inside").read_text() == "x"
-    assert verify_namespace(stored.root, NAMESPACE).damaged_files == (aside,)
-    gc(stored.root, NAMESPACE)
+    assert DirectoryStore(stored.root).verify(NAMESPACE).damaged_files == (aside,)
+    DirectoryStore(stored.root).collect(NAMESPACE)
     assert not aside.exists()
-    assert verify_namespace(stored.root, NAMESPACE).ok
+    assert DirectoryStore(stored.root).verify(NAMESPACE).ok
 
 
 def test_without_a_record_of_its_own_a_store_opens_beside_a_damaged_one(
@@ -170,13 +169,13 @@ def test_what_a_killed_process_left_of_a_file_is_collected_once_it_is_old(
 ) -> None:
     aside = stored.root / NAMESPACE / f".{RECORD_NAME}.{'0' * 16}"
     aside.write_bytes(b"{")
-    clear(stored.root, NAMESPACE)
-    gc(stored.root, NAMESPACE)
+    DirectoryStore(stored.root).clear(NAMESPACE)
+    DirectoryStore(stored.root).collect(NAMESPACE)
     assert aside.exists()
     os.utime(aside, (0, 0))
-    assert verify_namespace(stored.root, NAMESPACE).damaged_files == (aside,)
-    gc(stored.root, NAMESPACE)
-    assert namespaces(stored.root) == ()
+    assert DirectoryStore(stored.root).verify(NAMESPACE).damaged_files == (aside,)
+    DirectoryStore(stored.root).collect(NAMESPACE)
+    assert DirectoryStore(stored.root).namespaces() == ()
 
 
 def test_two_stores_that_repair_at_once_leave_one_good_record(
@@ -194,8 +193,8 @@ def test_two_stores_that_repair_at_once_leave_one_good_record(
     monkeypatch.setattr(os, "rename", after_another)
     open_depot(namespace=NAMESPACE, record=RECORD)
     assert path.read_bytes() == RECORD
-    gc(stored.root, NAMESPACE)
-    assert verify_namespace(stored.root, NAMESPACE).ok
+    DirectoryStore(stored.root).collect(NAMESPACE)
+    assert DirectoryStore(stored.root).verify(NAMESPACE).ok
 
 
 def test_without_locks_a_damaged_note_of_that_is_written_again(stored: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock_segments.inspect import namespaces
+from kvdock_segments.directory_store import DirectoryStore
 
 OpenDepot = Callable[..., Any]
 REFUSED, ABSENT, OK = int(Outcome.REFUSED), int(Outcome.ABSENT), int(Outcome.OK)
@@ -171,4 +171,4 @@ def test_a_disk_without_inodes_refuses_puts_and_reads_go_on(
     assert again.get(range(20)) == [OK] * 20
     assert REFUSED in again.put(range(100, 400)).outcomes.tolist()
     assert again.get(range(20)) == [OK] * 20
-    assert len(namespaces(root)) == 1
+    assert len(DirectoryStore(root).namespaces()) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from kvdock_segments import WriterLiveness, ownership
 from kvdock_segments.cleanup import collect_garbage
-from kvdock_segments.inspect import gc
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_segments.paths import open_file
 
 OpenDepot = Callable[..., Any]
@@ -104,7 +104,7 @@ def test_without_locks_a_clock_that_is_ahead_makes_no_segment_old(
     ahead_s = 2 * int(ownership.ABANDONED_S)
     monkeypatch.setattr("time.time", lambda: real() + ahead_s)
     monkeypatch.setattr("time.time_ns", lambda: real_ns() + ahead_s * 10**9)
-    gc(depot.root, depot.store.place.namespace)
+    DirectoryStore(depot.root).collect(depot.store.place.namespace)
     assert half.exists()
     assert aside.exists()
 
@@ -116,7 +116,7 @@ def test_a_segment_with_a_living_writer_is_not_collected(
     depot.put(range(40))
     filled = [name for name in index_files(depot) if name.endswith(".open")]
     assert filled
-    gc(depot.root, depot.store.place.namespace, to_bytes=0)
+    DirectoryStore(depot.root).collect(depot.store.place.namespace, to_bytes=0)
     assert index_files(depot) == filled
     assert 0 in depot.get(range(40))
 
@@ -131,10 +131,10 @@ def test_without_a_note_a_segment_that_may_have_a_writer_is_not_collected(
     half = folder / "00000000000000aa.00000001.new"
     half.write_bytes(b"half made")
     namespace = depot.store.place.namespace
-    gc(depot.root, namespace, to_bytes=0)
+    DirectoryStore(depot.root).collect(namespace, to_bytes=0)
     assert len(index_files(depot)) == 2
     monkeypatch.setattr(ownership, "ABANDONED_S", -1.0)
-    gc(depot.root, namespace, to_bytes=0)
+    DirectoryStore(depot.root).collect(namespace, to_bytes=0)
     left = (
         1 if kept_by is WriterLiveness.LOCKS else 0
     )  # its lock shows that it is alive

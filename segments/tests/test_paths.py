@@ -14,7 +14,7 @@ from kvdock.batch import Batch, Operation
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.testing.open_files import open_files
 from kvdock_segments import PosixIOEngine, SegmentStore, StoreLocation, paths
-from kvdock_segments.inspect import clear, describe_namespace, gc, namespaces
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_segments.namespace_files import read_record
 from kvdock_segments.ownership import FILE_NAME, WriterLiveness
 from kvdock_segments.paths import (
@@ -24,7 +24,6 @@ from kvdock_segments.paths import (
     open_root,
     pool_folder,
 )
-from kvdock_segments.verify import verify_namespace
 
 OpenDepot = Callable[..., Any]
 RECORD = b'{"model":"tiny"}'
@@ -231,17 +230,18 @@ def test_other_entries_with_names_of_the_store_are_ignored(
     make(pool.parent / "draft.4096")
     make(depot.root / ("ab" * 32))
     namespace = depot.store.place.namespace
-    assert namespaces(depot.root) == (namespace,)
+    assert DirectoryStore(depot.root).namespaces() == (namespace,)
     assert [
-        (one.pool, one.pages) for one in describe_namespace(depot.root, namespace).pools
+        (one.pool, one.pages)
+        for one in DirectoryStore(depot.root).survey(namespace).pools
     ] == [("kv", 20)]
-    assert verify_namespace(depot.root, namespace).good == 20
+    assert DirectoryStore(depot.root).verify(namespace).good == 20
     fresh = open_depot()
     assert fresh.get(range(20)) == [0] * 20
     assert fresh.put(range(20, 40)).ok.all()
-    gc(depot.root, namespace, to_bytes=1 << 30)
+    DirectoryStore(depot.root).collect(namespace, to_bytes=1 << 30)
     assert fresh.get(range(40)) == [0] * 40
-    assert clear(depot.root, namespace)
+    assert DirectoryStore(depot.root).clear(namespace)
 
 
 def test_directories_in_place_of_files_are_cleared(open_depot: OpenDepot) -> None:
@@ -255,7 +255,7 @@ def test_directories_in_place_of_files_are_cleared(open_depot: OpenDepot) -> Non
         (path / "inside").touch()
     assert 0 in open_depot().get(range(100))
     namespace = depot.store.place.namespace
-    assert clear(depot.root, namespace)
+    assert DirectoryStore(depot.root).clear(namespace)
     assert not list(spots[0].path.parent.iterdir())
     assert open_depot().put(range(100)).ok.all()
 
@@ -303,7 +303,7 @@ def test_a_store_that_cannot_be_read_is_a_kvdock_error(
 
     monkeypatch.setattr(paths, "open_folder", refuse)
     with pytest.raises(KvdockError, match="cannot be worked on: Permission denied"):
-        describe_namespace(depot.root, depot.store.place.namespace)
+        DirectoryStore(depot.root).survey(depot.store.place.namespace)
 
 
 def test_an_empty_namespace_is_removed_once_no_store_has_it_open(
@@ -314,21 +314,21 @@ def test_an_empty_namespace_is_removed_once_no_store_has_it_open(
     depot.clear()
     namespace = depot.store.place.namespace
     (depot.root / namespace / RECORD_NAME).write_bytes(b"{}")
-    gc(depot.root, namespace)
-    assert namespaces(depot.root) == (namespace,)
+    DirectoryStore(depot.root).collect(namespace)
+    assert DirectoryStore(depot.root).namespaces() == (namespace,)
     assert depot.put(range(20)).ok.all()
     assert depot.get(range(20)) == [0] * 20
     depot.store.close()
-    gc(depot.root, namespace)
-    assert namespaces(depot.root) == (namespace,)
-    clear(depot.root, namespace)
+    DirectoryStore(depot.root).collect(namespace)
+    assert DirectoryStore(depot.root).namespaces() == (namespace,)
+    DirectoryStore(depot.root).clear(namespace)
     stray = depot.root / namespace / "stray"
     stray.touch()
-    gc(depot.root, namespace)
-    assert namespaces(depot.root) == (namespace,)
+    DirectoryStore(depot.root).collect(namespace)
+    assert DirectoryStore(depot.root).namespaces() == (namespace,)
     stray.unlink()
-    gc(depot.root, namespace)
-    assert namespaces(depot.root) == ()
+    DirectoryStore(depot.root).collect(namespace)
+    assert DirectoryStore(depot.root).namespaces() == ()
     assert open_depot().put(range(20)).ok.all()
 
 
@@ -336,8 +336,8 @@ def test_without_locks_an_empty_namespace_stays(open_depot: OpenDepot) -> None:
     depot = open_depot(liveness=WriterLiveness.TIMEOUT)
     namespace = depot.store.place.namespace
     depot.store.close()
-    gc(depot.root, namespace)
-    assert namespaces(depot.root) == (namespace,)
+    DirectoryStore(depot.root).collect(namespace)
+    assert DirectoryStore(depot.root).namespaces() == (namespace,)
 
 
 def test_a_namespace_removed_while_it_is_opened_is_created_again(
@@ -352,8 +352,8 @@ def test_a_namespace_removed_while_it_is_opened_is_created_again(
         fd = opened(parent, name, create=create)
         if name == namespace and create:
             monkeypatch.setattr(paths, "open_folder", opened)
-            gc(depot.root, namespace)
-            assert namespaces(depot.root) == ()
+            DirectoryStore(depot.root).collect(namespace)
+            assert DirectoryStore(depot.root).namespaces() == ()
         return fd
 
     monkeypatch.setattr(paths, "open_folder", open_late)
@@ -373,5 +373,5 @@ def test_a_record_that_is_not_an_object_describes_nothing(
         (folder / "namespace.json").symlink_to("/etc/passwd")
     else:
         (folder / "namespace.json").write_bytes(record)
-    (seen,) = [describe_namespace(tmp_path, one) for one in namespaces(tmp_path)]
-    assert (seen.model, seen.recorded) == ("", record is not None)
+    seen = DirectoryStore(tmp_path).survey(folder.name)
+    assert (seen.model, seen.recorded) == ("", False)

@@ -15,9 +15,9 @@ import pytest
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock_segments import DirectoryStore, WriterLiveness, erasing
 from kvdock_segments.format import RECORD, times_of
-from kvdock_segments.inspect import segments_of
 from kvdock_segments.ledger import Ledger
 from kvdock_segments.namespace_files import PROMISES
+from kvdock_segments.walk import segments
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -523,7 +523,8 @@ def test_a_store_that_is_idle_after_a_put_erases_what_has_expired(
 def recounted(depot: Any) -> int:
     """Return the bytes that are promised now by what all records say."""
     found = 0
-    for _, _, contents in segments_of(depot.root, depot.store.place.namespace):
+    for segment in segments(depot.root, depot.store.place.namespace):
+        contents = segment.contents
         until = contents.records["keep_until"]
         found += contents.slot_bytes * int(np.count_nonzero(until > int(time.time())))
     return found

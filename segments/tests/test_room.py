@@ -29,9 +29,10 @@ from kvdock_segments import (
     room,
 )
 from kvdock_segments.allocator import SegmentAllocator
-from kvdock_segments.inspect import namespaces, segments_of
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_segments.room import tenants_in
 from kvdock_segments.tenant_count import TenantCount, sums
+from kvdock_segments.walk import segments
 
 OpenDepot = Callable[..., Any]
 ACME, BELL = 7, 2**32 - 1
@@ -45,8 +46,8 @@ def tenants_on_disk(depot: Any) -> dict[int, int]:
     """Count the pages of each tenant as the records of all namespaces say."""
     found: dict[int, int] = {}
     for namespace in {depot.store.place.namespace}:
-        for _, _, contents in segments_of(depot.root, namespace):
-            live = contents.records[contents.records["check"] != 0]
+        for segment in segments(depot.root, namespace):
+            live = segment.contents.records[segment.live]
             for number in live["tenant"].tolist():
                 found[number] = found.get(number, 0) + 1
     return found
@@ -119,11 +120,11 @@ def test_a_tenant_above_its_quota_pays_for_everyone(open_depot: OpenDepot) -> No
 def on_disk(depot: Any) -> dict[int, set[bytes]]:
     """Return the digests of each tenant's pages, in all namespaces of the root."""
     found: dict[int, set[bytes]] = {}
-    for namespace in namespaces(depot.root):
-        for pool, _, contents in segments_of(depot.root, namespace):
-            live = contents.records[contents.records["check"] != 0]
+    for namespace in DirectoryStore(depot.root).namespaces():
+        for segment in segments(depot.root, namespace):
+            live = segment.contents.records[segment.live]
             for one in live:
-                where = f"{namespace}{pool}".encode() + one.tobytes()[:16]
+                where = f"{namespace}{segment.folder}".encode() + one.tobytes()[:16]
                 found.setdefault(int(one["tenant"]), set()).add(where)
     return found
 

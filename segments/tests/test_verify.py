@@ -9,14 +9,14 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.stores import Verified
+from kvdock_segments.directory_store import DirectoryStore
 from kvdock_segments.format import RECORDS_AT
-from kvdock_segments.verify import verify_namespace
 
 OpenDepot = Callable[..., Any]
 
 
 def checked(depot: Any, *, heal: bool = False) -> Verified:
-    return verify_namespace(depot.root, depot.store.place.namespace, heal=heal)
+    return DirectoryStore(depot.root).verify(depot.store.place.namespace, heal=heal)
 
 
 def spoil(depot: Any, number: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvdock.batch import Outcome
-from kvdock_segments import PosixIOEngine, check_root, segment, verify_namespace
+from kvdock_segments import DirectoryStore, PosixIOEngine, check_root, segment
 from kvdock_segments.format import RECORD_BYTES, RECORDS_AT, index_bytes
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def test_verify_reports_slots_that_failed(open_depot: OpenDepot) -> None:
         **LIMITS,
     )
     put_rounds(depot, 4)
-    report = verify_namespace(depot.root, depot.store.place.namespace)
+    report = DirectoryStore(depot.root).verify(depot.store.place.namespace)
     assert report.failed_slots == 1
     assert report.ok
     assert report.corrupt_records == 0

@@ -19,6 +19,8 @@ from kvdock.models import (
 from kvdock_cli.output import UsageProblem
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvdock import Backend
 
 _LONGEST_S = 1_000_000
@@ -40,6 +42,19 @@ def settings_of(
             raise UsageProblem(f"{option} {key} is given twice")
         found[key] = value
     return found
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file that was named.
+
+    Raises:
+        UsageProblem: If it has none.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise UsageProblem(f"{path} cannot be read: {why}") from error
 
 
 def patience(timeout_s: float, option: str = "--timeout") -> float:

@@ -31,7 +31,7 @@ from kvdock import (
 from kvdock.config import CoreSettings, Deadlines
 from kvdock.pools import Part, Per
 from kvdock_nixl.agents import Agent
-from kvdock_segments import clear
+from kvdock_segments import DirectoryStore
 
 WORKER = Path(__file__).with_name("crash_worker.py")
 TORTURE = os.environ.get("TESTS_OF_KVDOCK_TORTURE") == "1"
@@ -239,7 +239,7 @@ def test_a_namespace_that_is_cleared_under_a_handle_is_stored_again(
 ) -> None:
     numbers = np.arange(24)
     assert shelf.put(numbers).all()
-    clear(tmp_path / "store", worker.NAMESPACE)
+    DirectoryStore(tmp_path / "store").clear(worker.NAMESPACE)
     deadline_s = time.monotonic() + 30
     while shelf.check(numbers)[0] and time.monotonic() < deadline_s:
         pass

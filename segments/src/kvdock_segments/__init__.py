@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from kvdock.native import address_space as address_space
     from kvdock.native import checksums as checksums
     from kvdock_segments.directory_store import DirectoryStore as DirectoryStore
-    from kvdock_segments.inspect import Location as Location
-    from kvdock_segments.inspect import clear as clear
-    from kvdock_segments.inspect import describe_namespace as describe_namespace
-    from kvdock_segments.inspect import gc as gc
-    from kvdock_segments.inspect import locate as locate
-    from kvdock_segments.inspect import namespaces as namespaces
-    from kvdock_segments.inspect import resolve_prefix as resolve_prefix
     from kvdock_segments.io import DEADLINE as DEADLINE
     from kvdock_segments.io import UNREGISTERED as UNREGISTERED
     from kvdock_segments.io import IOEngine as IOEngine
@@ -49,6 +42,7 @@ if TYPE_CHECKING:
     from kvdock_segments.store import Usage as Usage
     from kvdock_segments.trial import TrialStore as TrialStore
     from kvdock_segments.usage import cleanup_hint as cleanup_hint
-    from kvdock_segments.verify import verify_namespace as verify_namespace
+    from kvdock_segments.walk import Location as Location
+    from kvdock_segments.walk import locate as locate
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

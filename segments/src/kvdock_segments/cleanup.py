@@ -16,17 +16,18 @@ from kvdock_segments import ownership
 from kvdock_segments.format import HEADER_BYTES, is_newer, promised, records_in_words
 from kvdock_segments.index_file import open_index, read_contents, read_header
 from kvdock_segments.ledger import Ledger
-from kvdock_segments.namespace_files import FILES, PROMISES
+from kvdock_segments.namespace_files import FILES, PROMISES, exists
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import (
     IndexName,
+    closing_fd,
     data_segment,
     earlier_now_ns,
-    listing,
     open_folder,
     pool_folders,
     remove,
 )
+from kvdock_segments.walk import index_names, names_in, pools
 
 _PASSES = 16  # over a folder that is cleared while it is written
 
@@ -38,13 +39,9 @@ def clear_namespace(namespace_fd: int) -> int:
     found. Processes that have it open notice at their next call.
     """
     freed = 0
-    for pool in pool_folders(namespace_fd):
-        with suppress(FileNotFoundError):
-            folder = open_folder(namespace_fd, pool)
-            try:
-                freed += _clear_folder(folder)
-            finally:
-                os.close(folder)
+    for _, folder in pools(namespace_fd):
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            freed += _clear_folder(folder)
     with suppress(OSError):
         os.unlink(PROMISES, dir_fd=namespace_fd)  # what it counts is gone
     return freed
@@ -53,15 +50,14 @@ def clear_namespace(namespace_fd: int) -> int:
 def _clear_folder(folder: int) -> int:
     freed = 0
     for _ in range(_PASSES):
-        indexes = [name for name in _names(folder) if IndexName.parse(name)]
-        sizes = [remove(folder, name) for name in indexes]
+        sizes = [remove(folder, str(name)) for name in index_names(folder)]
         freed += sum(size or 0 for size in sizes)
         if None not in sizes:
             break  # else one was renamed: list again
     # A segment in creation has its index file first. A listing may miss a file that
     # is renamed meanwhile.
-    names = _names(folder)
-    parsed = map(IndexName.parse, (*names, *_names(folder)))
+    names = names_in(folder)
+    parsed = map(IndexName.parse, (*names, *names_in(folder)))
     known = {name.segment for name in parsed if name}
     for name in names:
         segment = data_segment(name)
@@ -70,26 +66,19 @@ def _clear_folder(folder: int) -> int:
     return freed
 
 
-def _names(folder: int) -> list[str]:
-    with listing(folder) as entries:
-        return [entry.name for entry in entries]
-
-
 def remove_empty(root: int, namespace: str) -> bool:
     """Remove a namespace that is empty and not open; return whether it was."""
-    with suppress(OSError):  # of `rmdir` as well, if a file was added meanwhile
-        fd = open_folder(root, namespace)
-        try:
-            if lock_unused(fd) or not _is_empty(fd):
-                return False
-            for pool in pool_folders(fd):
-                os.rmdir(pool, dir_fd=fd)
-            for name in FILES:
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=fd)
-            os.rmdir(namespace, dir_fd=root)
-        finally:
-            os.close(fd)
+    # Errors of `rmdir` as well, if a file was added meanwhile.
+    with suppress(OSError), closing_fd(open_folder(root, namespace)) as fd:
+        pool_names = pool_folders(fd)
+        if lock_unused(fd) or {*names_in(fd)} - {*pool_names, *FILES}:
+            return False
+        for pool in pool_names:
+            os.rmdir(pool, dir_fd=fd)
+        for name in FILES:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=fd)
+        os.rmdir(namespace, dir_fd=root)
         return True
     return False
 
@@ -107,24 +96,6 @@ def lock_unused(namespace_fd: int) -> str:
     return ""
 
 
-def _is_empty(namespace_fd: int) -> bool:
-    """Return whether there are only empty folders and the files of the namespace."""
-    pools = pool_folders(namespace_fd)
-    with listing(namespace_fd) as entries:
-        others = {entry.name for entry in entries} - {*pools}
-    if others - {*FILES}:
-        return False
-    for pool in pools:
-        folder = open_folder(namespace_fd, pool)
-        try:
-            with listing(folder) as entries:
-                if any(entries):
-                    return False
-        finally:
-            os.close(folder)
-    return True
-
-
 def delete_if_unowned(
     namespace_fd: int, pool: str, name: str, kept_by: WriterLiveness | None
 ) -> bool:
@@ -132,20 +103,15 @@ def delete_if_unowned(
     index_name = IndexName.parse(name)
     if index_name is None:
         return False
-    with suppress(OSError):
-        folder = open_folder(namespace_fd, pool)
-        try:
-            return _delete(namespace_fd, folder, index_name, kept_by)
-        finally:
-            os.close(folder)
+    with suppress(OSError), closing_fd(open_folder(namespace_fd, pool)) as folder:
+        return _delete(namespace_fd, folder, index_name, kept_by)
     return False
 
 
 def _delete(
     namespace_fd: int, folder: int, name: IndexName, kept_by: WriterLiveness | None
 ) -> bool:
-    fd = open_index(folder, str(name), write=True)
-    try:
+    with closing_fd(open_index(folder, str(name), write=True)) as fd:
         if not _is_abandoned(folder, fd, name, kept_by):
             return False
         contents = read_contents(fd, name, 2**62)
@@ -161,8 +127,6 @@ def _delete(
         if contents and contents.records["keep_until"].any():  # of promises that ended
             ledger = Ledger(namespace_fd, WriterLiveness.LOCKS)
             ledger.give_back(contents.slot_bytes, contents.records)
-    finally:
-        os.close(fd)
     return True
 
 
@@ -182,8 +146,7 @@ def collect_garbage(
     """
     freed = 0
     end_s = time.monotonic() + limit_s
-    with listing(folder) as entries:
-        names = [entry.name for entry in entries]
+    names = names_in(folder)
     parsed = [name for name in map(IndexName.parse, names) if name]
     known = Counter(name.segment for name in parsed if name.state != "new")
     making = {name.segment for name in parsed if name.state == "new"}
@@ -211,61 +174,44 @@ def collect_garbage(
 def linked_segments(namespace_fd: int) -> list[list[tuple[str, int]]]:
     """Return groups of (folder name, segment) that share one file of pages."""
     found: dict[tuple[int, int], list[tuple[str, int]]] = {}
-    for pool in pool_folders(namespace_fd):
-        with suppress(OSError):
-            folder = open_folder(namespace_fd, pool)
-            try:
-                with listing(folder) as entries:
-                    for entry in entries:
-                        segment = data_segment(entry.name)
-                        if segment is None:
-                            continue
-                        status = entry.stat(follow_symlinks=False)
-                        if status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
-                            file = (status.st_dev, status.st_ino)
-                            found.setdefault(file, []).append((pool, segment))
-            finally:
-                os.close(folder)
+    for pool, folder in pools(namespace_fd):
+        for name in names_in(folder):
+            segment = data_segment(name)
+            if segment is not None:
+                with suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
+                        file = (status.st_dev, status.st_ino)
+                        found.setdefault(file, []).append((pool, segment))
     return [group for group in found.values() if len(group) > 1]
 
 
 def delete_linked(namespace_fd: int, kept_by: WriterLiveness | None) -> int:
     """Delete all but one of segments that share a file of pages; return how many."""
+    every: dict[tuple[str, int], list[str]] = {}
+    linked = linked_segments(namespace_fd)
+    for pool, folder in pools(namespace_fd) if linked else ():
+        for name in index_names(folder):
+            every.setdefault((pool, name.segment), []).append(str(name))
     deleted = 0
-    for group in linked_segments(namespace_fd):
+    for group in linked:
         left = len(group)
         for pool, segment in group:
-            for name in _indexes_of(namespace_fd, pool, segment):
-                if left > 1 and delete_if_unowned(namespace_fd, pool, name, kept_by):
+            for file in every.get((pool, segment), ()):
+                if left > 1 and delete_if_unowned(namespace_fd, pool, file, kept_by):
                     left -= 1
                     deleted += 1
     return deleted
 
 
-def _indexes_of(namespace_fd: int, pool: str, segment: int) -> list[str]:
-    with suppress(OSError):
-        folder = open_folder(namespace_fd, pool)
-        try:
-            parsed = map(IndexName.parse, _names(folder))
-            return [str(name) for name in parsed if name and name.segment == segment]
-        finally:
-            os.close(folder)
-    return []
-
-
 def _is_readable(folder: int, name: IndexName, *, newer: bool) -> bool:
     """Return whether some version can read a segment, or it is missing."""
-    with suppress(OSError):
-        fd = open_index(folder, str(name))
-        try:
-            if is_newer(os.pread(fd, HEADER_BYTES, 0)):
-                return not newer
-            os.stat(name.data, dir_fd=folder, follow_symlinks=False)
-            return read_header(fd, name) is not None
-        except FileNotFoundError:
+    with suppress(OSError), closing_fd(open_index(folder, str(name))) as fd:
+        if is_newer(os.pread(fd, HEADER_BYTES, 0)):
+            return not newer
+        if not exists(folder, name.data):
             return False
-        finally:
-            os.close(fd)
+        return read_header(fd, name) is not None
     return True
 
 
@@ -277,21 +223,24 @@ def _unlink_abandoned(
     with_data: bool = True,
 ) -> int:
     freed = 0
-    with suppress(OSError):
-        fd = open_index(folder, str(name), write=True)
-        try:
-            if _is_abandoned(folder, fd, name, kept_by):
-                os.stat(str(name), dir_fd=folder)  # else another process took it
-                for file in (name.data, str(name)) if with_data else (str(name),):
-                    # A directory in place of the pages must not keep the index.
-                    with suppress(FileNotFoundError, IsADirectoryError):
-                        status = os.stat(file, dir_fd=folder, follow_symlinks=False)
-                        size = status.st_size
-                        os.unlink(file, dir_fd=folder)
-                        freed += size
-        finally:
-            os.close(fd)
+    with (
+        suppress(OSError),
+        closing_fd(open_index(folder, str(name), write=True)) as fd,
+    ):
+        if _is_abandoned(folder, fd, name, kept_by):
+            os.stat(str(name), dir_fd=folder)  # else another process took it
+            for file in (name.data, str(name)) if with_data else (str(name),):
+                # A directory in place of the pages must not keep the index.
+                with suppress(FileNotFoundError, IsADirectoryError):
+                    freed += _unlink(folder, file)
     return freed
+
+
+def _unlink(folder: int, file: str) -> int:
+    """Delete a file; return the bytes that are free then."""
+    size = os.stat(file, dir_fd=folder, follow_symlinks=False).st_size
+    os.unlink(file, dir_fd=folder)
+    return size
 
 
 def _is_abandoned(
@@ -317,13 +266,11 @@ def _unlink_orphans(folder: int, orphans: dict[int, str], end_s: float) -> int:
     if not orphans:
         return 0
     freed = 0
-    indexed = {name.segment for name in map(IndexName.parse, _names(folder)) if name}
+    indexed = {name.segment for name in index_names(folder)}
     for segment, file in orphans.items():
         if time.monotonic() > end_s:
             break
         if segment not in indexed:
             with suppress(OSError):
-                size = os.stat(file, dir_fd=folder, follow_symlinks=False).st_size
-                os.unlink(file, dir_fd=folder)
-                freed += size
+                freed += _unlink(folder, file)
     return freed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,10 +15,10 @@ from kvdock.batch import Batch, Operation, Outcome
 from kvdock.retention import RetentionAnswer
 from kvdock.stores import StoredPage
 from kvdock_segments.format import key_digests, key_seed
-from kvdock_segments.inspect import location, segments_of
 from kvdock_segments.posix_io import PosixIOEngine
 from kvdock_segments.store import SegmentStore
 from kvdock_segments.verify import checksum
+from kvdock_segments.walk import segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from kvdock.arrays import ByteArray
     from kvdock.retention import Retention
     from kvdock.stores import PoolSurvey
-    from kvdock_segments.inspect import Location
     from kvdock_segments.limits import StoreLocation
     from kvdock_segments.settings import SegmentSettings
+    from kvdock_segments.walk import Location
 
 _BATCH = 4096
 _CALL_S = 60.0
@@ -46,10 +46,10 @@ def stored_pages(
     """
     digests = key_digests(keys, key_seed(namespace)) if keys else ()
     known = {one.tobytes(): key for one, key in zip(digests, keys, strict=True)}
-    for pool, name, contents in segments_of(root, namespace):
-        for slot in np.flatnonzero(contents.records["check"] != 0).tolist():
-            spot = location(root / namespace, pool, name, contents, slot)
-            record = contents.records[slot]
+    for segment in segments(root, namespace):
+        for slot in np.flatnonzero(segment.live).tolist():
+            spot = segment.location(slot)
+            record = segment.contents.records[slot]
             if record["expire_at"] and not expiring:
                 continue  # a copy would be served after its time
             digest = np.array([record["key_low"], record["key_high"]]).tobytes()
@@ -59,20 +59,18 @@ def stored_pages(
                 pool=spot.pool,
                 nbytes=spot.nbytes,
                 tenant=int(record["tenant"]),
-                used_ns=max(int(record["stored_ns"]), int(contents.used_ns[slot])),
+                used_ns=max(
+                    int(record["stored_ns"]), int(segment.contents.used_ns[slot])
+                ),
                 read=lambda spot=spot: _read(spot),  # type: ignore[misc]
             )
 
 
 def _read(spot: Location) -> bytes | None:
     """Return an object's bytes if they are those that were stored."""
-    with suppress(OSError):
-        fd = os.open(spot.path, os.O_RDONLY)
-        try:
-            data = os.pread(fd, spot.nbytes, spot.offset)
-            return data if checksum(fd, spot) == spot.checksum else None
-        finally:
-            os.close(fd)
+    with suppress(OSError), spot.path.open("rb", 0) as file:
+        data = os.pread(file.fileno(), spot.nbytes, spot.offset)
+        return data if checksum(file.fileno(), spot) == spot.checksum else None
     return None
 
 
@@ -177,12 +175,3 @@ def _answer(outcome: int) -> RetentionAnswer:
         Outcome.ABSENT: RetentionAnswer.ABSENT,
     }
     return known.get(Outcome(outcome), RetentionAnswer.CLIPPED)
-
-
-@contextmanager
-def receiver(
-    place: StoreLocation, settings: SegmentSettings | None
-) -> Iterator[SegmentReceiver]:
-    """Open a store, new or not, for objects of one namespace, by their digests."""
-    with ExitStack() as opened:
-        yield SegmentReceiver(attrs.evolve(place, digests=True), settings, opened)

@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import json
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from kvdock.config import structure
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
 from kvdock.namespace import RECORD_NAME, load_record
-from kvdock_segments import inspect
-from kvdock_segments.copies import SegmentReceiver, receiver, stored_pages
+from kvdock.stores import NamespaceSurvey, PoolSurvey
+from kvdock_segments.cleanup import (
+    clear_namespace,
+    collect_garbage,
+    delete_linked,
+    lock_unused,
+    remove_empty,
+)
+from kvdock_segments.copies import SegmentReceiver, stored_pages
+from kvdock_segments.format import key_digests, key_seed
 from kvdock_segments.limits import StoreLocation
-from kvdock_segments.paths import earlier_now_ns
+from kvdock_segments.namespace_files import read_record, remove_damaged
+from kvdock_segments.ownership import read_liveness
+from kvdock_segments.paths import (
+    closing_fd,
+    earlier_now_ns,
+    fits,
+    namespaces_in,
+    open_root,
+)
 from kvdock_segments.room import tenants_in
+from kvdock_segments.upkeep import shrink
+from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.verify import verify_namespace
+from kvdock_segments.walk import namespace_of, pools, segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from typing import Self
 
     from kvdock.capacity import TenantUse
     from kvdock.config.tenants import Tenants
-    from kvdock.stores import NamespaceSurvey, PageReceiver, StoredPage, Verified
+    from kvdock.stores import StoredPage, Verified
     from kvdock_segments.settings import SegmentSettings
+
+
+_COUNTS = (
+    "segments",
+    "pages",
+    "stored_bytes",
+    "corrupt_records",
+    "promised_bytes",
+    "expiring",
+)
+"""What a survey counts of each pool."""
 
 
 @attrs.frozen
@@ -77,7 +110,10 @@ class DirectoryStore:
         Raises:
             SettingsError: If the directory is missing, or holds other things only.
         """
-        found = inspect.namespaces(self.root) if self.root.is_dir() else ()
+        found: tuple[str, ...] = ()
+        if self.root.is_dir():
+            with closing_fd(open_root(self.root, shared=True, create=False)) as fd:
+                found = namespaces_in(fd)
         if not found:
             self._check_store()
         return found
@@ -119,18 +155,12 @@ class DirectoryStore:
     def pages(
         self, namespace: str, keys: Sequence[str] = (), *, expiring: bool = False
     ) -> Iterator[StoredPage]:
-        """Yield the objects of a namespace."""
+        """Yield the objects of a namespace; those that go meanwhile read as None."""
         return stored_pages(self.root, namespace, keys, expiring=expiring)
 
-    def receive(
-        self, namespace: str, record: bytes
-    ) -> AbstractContextManager[PageReceiver]:
+    @contextmanager
+    def receive(self, namespace: str, record: bytes) -> Iterator[SegmentReceiver]:
         """Open the store, new or not, for objects that are copied to it."""
-        return self._receiver(namespace, record)
-
-    def _receiver(
-        self, namespace: str, record: bytes
-    ) -> AbstractContextManager[SegmentReceiver]:
         place = StoreLocation(
             root=self.root,
             namespace=namespace,
@@ -138,8 +168,10 @@ class DirectoryStore:
             object_bytes=(),
             record=record,
             shared=self.shared,
+            digests=True,
         )
-        return receiver(place, self.settings)
+        with ExitStack() as opened:
+            yield SegmentReceiver(place, self.settings, opened)
 
     def record(self, namespace: str) -> Mapping[str, object]:
         """Return the record of a namespace; empty if none is there that fits."""
@@ -149,11 +181,56 @@ class DirectoryStore:
 
     def finder(self, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
         """Return what says which of some keys are stored, as the store is now."""
-        return inspect.finder(self.root, namespace)
+        stored = [np.zeros((0, 2), np.uint64)]
+        for segment in segments(self.root, namespace):
+            live = segment.contents.records[segment.live]
+            stored.append(np.stack([live["key_low"], live["key_high"]], axis=1))
+        digests = np.sort(np.concatenate(stored).view("S16").ravel())
+
+        def holds(keys: Sequence[str]) -> Sequence[bool]:
+            asked = key_digests(keys, key_seed(namespace)).view("S16").ravel()
+            after = np.searchsorted(digests, asked, "right")
+            exists: list[bool] = (after > np.searchsorted(digests, asked)).tolist()
+            return exists
+
+        return holds
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
-        return inspect.describe_namespace(self.root, namespace)
+        with namespace_of(self.root, namespace) as fd:
+            listed = NamespaceUsage(fd).bytes_of()
+            about = _about(fd, namespace)
+        counts = {folder: Counter[str]() for folder in listed}
+        used_ns = 0
+        for segment in segments(self.root, namespace):
+            contents, live = segment.contents, segment.live
+            kept = live & (contents.records["keep_until"] > time.time())
+            timed = live & (contents.records["expire_at"] > 0)
+            counts.setdefault(segment.folder, Counter()).update(
+                segments=1,
+                pages=int(live.sum()),
+                stored_bytes=contents.object_bytes * int(live.sum()),
+                corrupt_records=len(contents.corrupt_slots),
+                promised_bytes=contents.slot_bytes * int(kept.sum()),
+                expiring=int(timed.sum()),
+            )
+            used_ns = max(used_ns, int(contents.used_ns[live].max(initial=0)))
+        return NamespaceSurvey(
+            namespace=namespace,
+            model=str(about.get("model", "")),
+            revision=str(about.get("revision", "")),
+            recorded=bool(about),
+            used_ns=used_ns,
+            pools=tuple(
+                PoolSurvey(
+                    pool=folder.rpartition(".")[0],
+                    object_bytes=int(folder.rpartition(".")[2]),
+                    file_bytes=listed.get(folder, 0),
+                    **{name: count[name] for name in _COUNTS},
+                )
+                for folder, count in sorted(counts.items())
+            ),
+        )
 
     def verify(
         self,
@@ -175,13 +252,15 @@ class DirectoryStore:
         older_s: float | None = None,
         newer: bool = False,
     ) -> int:
-        """Delete what crashed writers left, and the coldest pages if asked to.
+        """Delete what crashed writers left, and the coldest segments if asked to.
 
-        What has expired is overwritten first, unless an engine is writing beside it:
-        that engine does it.
+        Unreadable segments are deleted as well, and finally the namespace itself if it
+        is empty and no store has it open. What has expired is overwritten first, unless
+        an engine is writing beside it: that engine does it.
 
         Raises:
-            KvdockError: If pages are to be deleted by their age.
+            KvdockError: If pages are to be deleted by their age, or other users own the
+                root or can write there.
         """
         if older_s is not None:
             raise KvdockError(
@@ -189,18 +268,53 @@ class DirectoryStore:
                 fix="Give --to with the bytes that may stay, or set the quota of the "
                 "backend.",
             )
-        pools = self.survey(namespace).pools
-        if any(one.expiring for one in pools):
-            with self._receiver(namespace, b"") as opened:
-                opened.erase_expired(pools)
-        return inspect.gc(
-            self.root, namespace, to_bytes=to_bytes, newer=newer, shared=self.shared
-        )
+        expiring = [one for one in self.survey(namespace).pools if one.expiring]
+        if expiring:
+            with self.receive(namespace, b"") as opened:
+                opened.erase_expired(expiring)
+        with namespace_of(self.root, namespace, shared=self.shared) as fd:
+            kept_by = read_liveness(fd)
+            usage = NamespaceUsage(fd)
+            freed = remove_damaged(fd, namespace)
+            for _, folder in pools(fd):
+                freed += collect_garbage(folder, kept_by, lost=True, newer=newer)
+            begun = usage.usage_bytes()
+            delete_linked(fd, kept_by)
+            if to_bytes is not None:
+                shrink(self.root, namespace, fd, to_bytes)
+            freed += begun - usage.usage_bytes()
+        with closing_fd(open_root(self.root, shared=True, create=False)) as root_fd:
+            remove_empty(root_fd, namespace)
+        return freed
 
     def in_use(self, namespace: str) -> str:
         """Say why a process may have a namespace open; "" if none has."""
-        return inspect.in_use(self.root, namespace)
+        with namespace_of(self.root, namespace) as fd:
+            return lock_unused(fd)
 
     def clear(self, namespace: str, *, unused: bool = False) -> int:
-        """Delete all pages of a namespace; return the bytes that were freed."""
-        return inspect.clear(self.root, namespace, unused=unused, shared=self.shared)
+        """Delete all pages of a namespace; return the bytes that were freed.
+
+        If `unused`, processes are kept from opening it meanwhile, and one that has it
+        open is an error.
+
+        Raises:
+            KvdockError: If other users own the root or can write there, or a process
+                may have the namespace open and that is not accepted.
+        """
+        with namespace_of(self.root, namespace, shared=self.shared) as fd:
+            if unused and (why := lock_unused(fd)):
+                raise KvdockError(
+                    f"namespace {namespace[:12]} of {self.root} is kept: {why}"
+                )
+            return clear_namespace(fd) + remove_damaged(fd, namespace)
+
+
+def _about(namespace_fd: int, namespace: str) -> Mapping[str, object]:
+    """Return the record of a namespace, one of a later version too; {} for none."""
+    with suppress(OSError, ValueError, RecursionError):
+        record = read_record(namespace_fd)
+        found = json.loads(record) if fits(record, namespace) else None
+        if isinstance(found, dict):
+            return found
+    return {}

@@ -73,7 +73,7 @@ def _keep_record(namespace_fd: int, namespace: str, record: bytes) -> None:
             problem,
             "it is written again" if record else "it is not used",
         )
-    elif _exists(namespace_fd, RECORD_NAME):
+    elif exists(namespace_fd, RECORD_NAME):
         return
     if not record:
         return
@@ -120,13 +120,13 @@ def _record_problem(namespace_fd: int, namespace: str) -> str:
         if error.errno in OUT_OF_FILES:
             raise
         return f"cannot be read ({error.strerror})"
-    if fits(stored, namespace) or not _exists(namespace_fd, RECORD_NAME):
+    if fits(stored, namespace) or not exists(namespace_fd, RECORD_NAME):
         return ""
     return "does not fit the namespace's digest"
 
 
 def _tenure_is_damaged(namespace_fd: int) -> bool:
-    there = _exists(namespace_fd, ownership.FILE_NAME)
+    there = exists(namespace_fd, ownership.FILE_NAME)
     return there and ownership.read_liveness(namespace_fd) is None
 
 
@@ -138,7 +138,8 @@ def _in_writing(folder: int, name: str) -> bool:
     return True  # it is gone
 
 
-def _exists(folder: int, name: str) -> bool:
+def exists(folder: int, name: str) -> bool:
+    """Return whether a folder has an entry of a name, of any kind."""
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

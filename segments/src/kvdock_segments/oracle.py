@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from unittest.mock import patch
 
 from kvdock_segments import index_file, segment
-from kvdock_segments.inspect import Location, locate
+from kvdock_segments.walk import Location, locate
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array

@@ -267,6 +267,15 @@ def open_and_look(folder: int, name: str, flags: int) -> tuple[int, os.stat_resu
     raise OSError(errno.ENXIO, "not a regular file", name)
 
 
+@contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Close a descriptor when a block ends; the value is the descriptor."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def open_folder(parent: int, name: str, *, create: bool = False) -> int:
     """Open a folder inside another one; return a descriptor."""
     if create:
@@ -304,12 +313,9 @@ def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
     `os.scandir(fd)` shares its position with every duplicate of the descriptor, so
     two threads, or a parent and its child, would skip entries of each other.
     """
-    fd = os.open(".", _FOLDER, dir_fd=folder)
-    try:
-        with os.scandir(fd) as entries:
-            yield entries
-    finally:
-        os.close(fd)
+    own = closing_fd(os.open(".", _FOLDER, dir_fd=folder))
+    with own as fd, os.scandir(fd) as entries:
+        yield entries
 
 
 def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
-from kvdock_segments.inspect import segments_of
 from kvdock_segments.paths import find_exposed_parent, namespaces_in, open_root
 from kvdock_segments.usage import bytes_by_namespace, cleanup_hint
+from kvdock_segments.walk import segments
 
 _LITTLE_BYTES = 64 << 20
 _LOOK_S = 1.0
@@ -105,8 +105,8 @@ def _failed_places(fd: int, root: Path) -> Iterator[RootFinding]:
     end_s = time.monotonic() + _LOOK_S
     failed = 0
     for namespace in namespaces_in(fd):
-        for _, _, contents in segments_of(root, namespace):
-            failed += len(contents.failed)
+        for segment in segments(root, namespace):
+            failed += len(segment.contents.failed)
             if time.monotonic() > end_s:
                 break
     if failed:

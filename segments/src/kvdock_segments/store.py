@@ -26,7 +26,6 @@ from kvdock_segments.allocator import SegmentAllocator
 from kvdock_segments.catalog import Catalog
 from kvdock_segments.cleanup import clear_namespace
 from kvdock_segments.eviction import OtherPools
-from kvdock_segments.inspect import namespace_of
 from kvdock_segments.io import slot_bytes_of
 from kvdock_segments.ledger import Ledger
 from kvdock_segments.limits import check_quota
@@ -40,6 +39,7 @@ from kvdock_segments.settings import SegmentSettings
 from kvdock_segments.tracked_keys import TrackedKeys
 from kvdock_segments.upkeep import Upkeep
 from kvdock_segments.usage import NamespaceUsage
+from kvdock_segments.walk import namespace_of
 from kvdock_segments.writer import Writer
 
 if TYPE_CHECKING:

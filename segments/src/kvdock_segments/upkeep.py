@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvdock.units import format_bytes
-from kvdock_segments.format import promised, with_checksums
-from kvdock_segments.inspect import shrink
+from kvdock_segments.cleanup import delete_if_unowned
+from kvdock_segments.eviction import mean_last_used_ns
+from kvdock_segments.format import index_bytes, promised, with_checksums
+from kvdock_segments.ownership import read_liveness
 from kvdock_segments.paths import open_file
 from kvdock_segments.retention import GRACE_S
+from kvdock_segments.usage import NamespaceUsage
+from kvdock_segments.walk import segments
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kvdock.arrays import Int64Array
     from kvdock_segments.allocator import SegmentAllocator
     from kvdock_segments.catalog import Catalog
@@ -161,3 +167,28 @@ def _copy_slots(source: Segment, slots: Int64Array, target: Segment) -> None:
             os.close(writes)
     finally:
         os.close(reads)
+
+
+def shrink(
+    root: Path,
+    namespace: str,
+    fd: int,
+    to_bytes: int,
+    stopped: threading.Event | None = None,
+) -> None:
+    """Delete the coldest segments until a namespace takes no more than `to_bytes`.
+
+    Those with promised pages stay, and those that a process writes.
+    """
+    usage, kept_by = NamespaceUsage(fd), read_liveness(fd)
+    left, by_use = usage.usage_bytes(), []
+    for one in segments(root, namespace) if left > to_bytes else ():
+        contents = one.contents
+        nbytes = index_bytes(contents.slots) + contents.slots * contents.slot_bytes
+        used_ns = mean_last_used_ns(contents.used_ns[one.live])
+        by_use.append((used_ns, one.folder, str(one.name), nbytes))
+    for _, folder, name, nbytes in sorted(by_use):
+        if left <= to_bytes or (stopped and stopped.is_set()):
+            break
+        if delete_if_unowned(fd, folder, name, kept_by):
+            left -= nbytes

@@ -15,7 +15,11 @@ from kvdock.arrays import Int64Array
 from kvdock.units import format_bytes
 from kvdock_segments import paths
 from kvdock_segments.cleanup import delete_if_unowned
-from kvdock_segments.format import CLOCK_SLACK_NS, credible_uses, slots_of
+from kvdock_segments.format import (
+    CLOCK_SLACK_NS,
+    credible_uses,
+    slots_of,
+)
 from kvdock_segments.index_file import open_index, read_records, read_uses
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvdock.events import AUDITED
 from kvdock_cli import progress
-from kvdock_cli.arguments import patience
+from kvdock_cli.arguments import patience, text_of
 from kvdock_cli.engine_client import Completion, EngineClient, Prompt
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import audit as report
@@ -97,19 +97,6 @@ def read_prompts(path: Path) -> list[tuple[int, Prompt]]:
     if not found:
         raise UsageProblem(f"{path} has no prompts", fix="Write one a line.")
     return found
-
-
-def text_of(path: Path) -> str:
-    """Return the text of a file that was named.
-
-    Raises:
-        UsageProblem: If it has none.
-    """
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise UsageProblem(f"{path} cannot be read: {why}") from error
 
 
 def parse(text: str) -> Prompt:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -34,14 +35,7 @@ from kvdock_cli import progress, registry
 from kvdock_cli.arguments import patience, settings_of, typed_settings
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
-from kvdock_cli.reports.doctor import (
-    Diagnosis,
-    Row,
-    Section,
-    State,
-    report,
-    rows_of,
-)
+from kvdock_cli.reports.doctor import Diagnosis, Section, report
 from kvdock_cli.reports.list import Listing
 
 if TYPE_CHECKING:
@@ -109,9 +103,17 @@ def diagnose(
     watch = watch or progress.Progress("examining")
     configured = load_configuration()
     fit, problems = _fit(name)
-    observers, unfit = _observers(fit[OBSERVERS_GROUP])
-    doctors, unimported = _doctors(fit[GROUP])
-    problems += (*registry.problems(fit[COMMANDS_GROUP]), *unimported, *unfit)
+    loaded, unfit = Observer.load(fit[OBSERVERS_GROUP])
+    observers = {
+        one: loaded[one.name] for one in fit[OBSERVERS_GROUP] if one.name in loaded
+    }
+    problems += (*registry.problems(fit[COMMANDS_GROUP]), *unfit)
+    doctors: dict[Candidate, Any] = {}
+    for candidate in fit[GROUP]:
+        try:
+            doctors[candidate] = import_entry_point(candidate)
+        except BrokenPlugin as broken:
+            problems += (broken.problem,)
     # `--set plugin=NAME` describes an instance, except to a section of an engine.
     instance = "plugin" in settings and name not in {one.name for one in doctors}
     asked = {name: settings} if name and instance else {}
@@ -128,20 +130,17 @@ def diagnose(
     _check_known(name, known)
     sections_of = ("backends", "observers") if settings else ()
     configured = load_configuration({one: {name: settings} for one in sections_of})
-    how = _How(
-        timeout_s=timeout_s,
-        named=name is not None,
-        self_test=self_test and name is not None,
-        verbose=verbose,
-    )
     sections = []
     for one in found.plugins:
         if name in (None, one.manifest.name):
             watch.note = one.manifest.name
             mine = configured.backends.get(one.manifest.name, {})
-            rows = _backend(one, mine, how)
-            if name is None and not _configured(one, configured):
-                rows = tuple(map(_unused, rows))
+            named = name is not None
+            rows = _backend(
+                one, mine, timeout_s, named=named, pages=self_test, verbose=verbose
+            )
+            if not named and not _configured(one, configured):
+                rows = [_unused(row) for row in rows]
             sections.append(Section(one.candidate, rows))
     if name is None:
         problems += switched_on(configured)
@@ -154,23 +153,14 @@ def diagnose(
     for extra, ask in doctors.items():
         if name in (None, extra.name):
             watch.note = extra.name
-            answers = ask_within(timeout_s, _asking(ask, settings), _LATE)
-            sections.append(Section(extra, rows_of(answers)))
+            # What is no function fails when it is called, as a problem of its section.
+            asking = partial(lambda call: call(settings), ask)
+            sections.append(Section(extra, ask_within(timeout_s, asking, _LATE)))
     return Diagnosis(
         sections=sections,
         problems=[one for one in problems if name in (None, one.name)],
         hidden=found.hidden if name is None else (),
     )
-
-
-@attrs.frozen(kw_only=True)
-class _How:
-    """The options of examining backends."""
-
-    timeout_s: float
-    named: bool
-    self_test: bool
-    verbose: bool
 
 
 def _configured(plugin: LoadedPlugin, configuration: Configuration) -> bool:
@@ -201,11 +191,10 @@ def _is_of(name: str, origin: str) -> bool:
     return not shared
 
 
-def _unused(row: Row) -> Row:
+def _unused(row: Finding) -> Finding:
     """Return a finding of a backend that is installed and not configured."""
-    if row.state is not State.PROBLEM:
-        return row
-    return attrs.evolve(row, state=State.SKIPPED, what=f"not configured: {row.what}")
+    what = f"not configured: {row.what}"
+    return row if row.ok else attrs.evolve(row, ok=True, skipped=True, what=what)
 
 
 def _check_known(name: str | None, known: Sequence[str]) -> None:
@@ -245,21 +234,14 @@ def _fit(
     return fit, (*problems, *unfit.values())
 
 
-def _observers(
-    candidates: Sequence[Candidate],
-) -> tuple[dict[Candidate, Observer], tuple[PluginProblem, ...]]:
-    found, problems = Observer.load(candidates)
-    return {one: found[one.name] for one in candidates if one.name in found}, problems
-
-
-def _settings_of(observer: Observer, given: Mapping[str, object]) -> tuple[Row, ...]:
+def _settings_of(observer: Observer, given: Mapping[str, object]) -> list[Finding]:
     """Look at an observer's settings; it is built only around a backend."""
     where = f"observer {observer.name!r}"
     try:
         structure(observer.settings, given, where=where)
     except SettingsError as error:
-        return (Row(State.PROBLEM, error.what, error.fix),)
-    return (Row(State.OK, "its settings are in order"),)
+        return [Finding(ok=False, what=error.what, hint=error.fix)]
+    return [Finding(ok=True, what="its settings are in order")]
 
 
 def switched_on(configuration: Configuration) -> tuple[PluginProblem, ...]:
@@ -302,38 +284,26 @@ def _missing(group: str, name: str, where: str, error: KvdockError) -> PluginPro
     )
 
 
-def _doctors(
-    candidates: Sequence[Candidate],
-) -> tuple[dict[Candidate, Any], tuple[PluginProblem, ...]]:
-    doctors, problems = {}, []
-    for candidate in candidates:
-        try:
-            doctors[candidate] = import_entry_point(candidate)
-        except BrokenPlugin as broken:
-            problems.append(broken.problem)
-    return doctors, tuple(problems)
-
-
-def _asking(ask: Any, settings: Mapping[str, str]) -> Callable[[], Iterable[Finding]]:  # noqa: ANN401 - a function of any distribution
-    # What is no function fails when it is called, as a problem of its section.
-    return lambda: ask(settings)
-
-
 def _backend(
-    plugin: LoadedPlugin, settings: Mapping[str, object], how: _How
-) -> tuple[Row, ...]:
-    backend = Backend(plugin)
-    probes = "kvdock_probe" in plugin.implemented
-    if not probes and not settings and not how.self_test:
-        return (Row(State.SKIPPED, "it has nothing to probe"),)
+    plugin: LoadedPlugin,
+    settings: Mapping[str, object],
+    timeout_s: float,
+    *,
+    named: bool,
+    pages: bool,
+    verbose: bool,
+) -> Sequence[Finding]:
+    """Probe a backend; one that is named is tried out as well if `pages`."""
+    backend, pages = Backend(plugin), pages and named
+    if not ("kvdock_probe" in plugin.implemented or settings or pages):
+        return [Finding(ok=True, what="it has nothing to probe", skipped=True)]
     try:
         typed_settings(backend, settings, "doctor")
     except SettingsError as error:
-        if how.named:
+        if named:
             raise
-        state = State.PROBLEM if settings else State.SKIPPED
-        return (Row(state, error.what, error.fix),)
-    trial = try_backend(
-        backend, settings, timeout_s=how.timeout_s, hint=_LATE, pages=how.self_test
-    )
-    return rows_of(trial.findings if how.verbose else trial.short)
+        # Without any, it is installed and no more.
+        bare = not settings
+        return [Finding(ok=bare, what=error.what, hint=error.fix, skipped=bare)]
+    trial = try_backend(backend, settings, timeout_s=timeout_s, hint=_LATE, pages=pages)
+    return trial.findings if verbose else trial.short

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import attrs
 
 from kvdock.config import load_configuration
+from kvdock.config.tenants import Tenants
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.namespace import canonical, diff_records
 from kvdock.plugin import import_entry_point, usable_entry_points
@@ -21,7 +22,7 @@ from kvdock.stores import GROUP, TenantStore
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock.wrappers.key_ring import destroy_keys
 from kvdock_cli import progress
-from kvdock_cli.arguments import backend_settings
+from kvdock_cli.arguments import backend_settings, text_of
 from kvdock_cli.output import UsageProblem, confirm, emit
 from kvdock_cli.reports import store as report
 from kvdock_cli.reports.store import SHORT
@@ -29,6 +30,7 @@ from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
     from kvdock.stores import NamespaceSurvey, PageReceiver, Store, StoredPage
+    from kvdock_cli.reports._report import Report
 
 T = TypeVar("T")
 
@@ -192,8 +194,8 @@ def verify(
     """
     store = open_store(target, set_, shared_root=shared_root)
     with progress.shown("verifying", unit=format_bytes) as bar:
-        seen = _each(store, namespace, store.survey)
-        bar.total = sum(pool.stored_bytes for _, one in seen for pool in one.pools)
+        surveys = _each(store, namespace, store.survey)
+        bar.total = _stored_bytes([one for _, one in surveys])
         checked = _each(
             store, namespace, lambda one: store.verify(one, bar.advance, heal=heal)
         )
@@ -293,7 +295,8 @@ def rm(  # noqa: PLR0913 - one option each
         set_: Settings of the backend of `target`, as KEY=VALUE.
         json: Print one line of JSON.
     """
-    if not (namespace or model or older or tenant or hashes):
+    meant = _Selection.of(namespace, model, tenant, older, "", hashes)
+    if meant == _Selection():
         raise UsageProblem(
             "nothing says what to delete",
             fix="Give --namespace, --model, --tenant, --older or --hashes; several "
@@ -304,13 +307,12 @@ def rm(  # noqa: PLR0913 - one option each
     stores = {target: open_store(target, set_, shared_root=shared_root)}
     for place in also:
         stores[place] = open_store(place, (), shared_root=shared_root)
-    meant = _Doomed.of(namespace, model, tenant, older, hashes)
     rows: list[tuple[report.Removal, Store, list[StoredPage]]] = []
     with progress.shown("reading") as bar:
         for place, store in stores.items():
             # What one tier lacks, another may have.
             for _, one in _each(store, "" if also else namespace, store.survey, bar):
-                pages = meant.pages_of(store, one)
+                pages = meant.doomed(store, one)
                 if pages is None:
                     continue
                 in_use = "" if pages else store.in_use(one.namespace)
@@ -339,67 +341,6 @@ def rm(  # noqa: PLR0913 - one option each
     return emit(
         report.removed(done, dry_run=dry_run, destroyed=destroyed), as_json=json
     )
-
-
-@attrs.frozen
-class _Doomed:
-    """What `kvdock store rm` is to delete.
-
-    Args:
-        namespace: First digits.
-        model: Name or pattern; "" for any.
-        salt: Digest of the salt of a tenant; "" for any.
-        number: Of the tenant's pages in other namespaces.
-        age_ns: Since when a namespace is unused, at least; 0 for any time.
-    """
-
-    namespace: str
-    model: str
-    salt: str
-    number: int
-    age_ns: int
-    choice: _Choice
-
-    @classmethod
-    def of(
-        cls, namespace: str, model: str, tenant: str, older: str, hashes: Path | None
-    ) -> _Doomed:
-        """Read what the user gave."""
-        choice = _Choice.of(older if hashes else "", "", hashes)
-        if hashes and not choice.wanted:
-            # Without hashes, all would be meant.
-            raise UsageProblem(f"{hashes} names no pages")
-        age_ns = int(parse_seconds(older) * 1e9) if older and not hashes else 0
-        return cls(namespace, model, *_tenant(tenant), age_ns, choice)
-
-    def pages_of(self, store: Store, one: NamespaceSurvey) -> list[StoredPage] | None:
-        """Return what goes of a namespace: pages, [] for all of it, None for none."""
-        named = one.namespace.startswith(self.namespace)
-        if not (named and fnmatchcase(one.model, self.model or "*")):
-            return None
-        # Without pages it has no age.
-        if self.age_ns and not 0 < one.used_ns < store.now_ns() - self.age_ns:
-            return None
-        record = store.record(one.namespace) if self.salt else {}
-        mine = not self.salt or record.get("salt_sha256") == self.salt
-        if mine and not self.choice.wanted:
-            return []
-        found = self.choice.of_namespace(store, one.namespace)
-        return [page for page in found if mine or page.tenant == self.number] or None
-
-
-def _tenant(name: str) -> tuple[str, int]:
-    """Return the digest of a listed tenant's salt, and the number of its pages."""
-    if not name:
-        return "", 0
-    tenants = load_configuration().core.tenants
-    if name not in tenants:
-        listed = ", ".join(sorted(tenants)) or "none"
-        raise UsageProblem(
-            f"the settings list no tenant {name!r}",
-            fix=f"Listed are: {listed}. KVDOCK_CONFIG names the file of settings.",
-        )
-    return tenants[name], tenants.number(name)
 
 
 def copy(  # noqa: PLR0913 - one option each
@@ -440,21 +381,17 @@ def copy(  # noqa: PLR0913 - one option each
     """
     if source.rstrip("/") == target.rstrip("/"):
         raise UsageProblem("source and target are the same store")
-    choice = _Choice.of(older, newer, hashes)
+    meant = _Selection.of(namespace, model, "", older, newer, hashes)
     near = open_store(source, ())
     far = open_store(target, set_, shared_root=shared_root)
     found: list[report.Copied] = []
     with progress.shown("reading", unit=format_bytes) as bar:
-        seen = [
-            one
-            for _, one in _each(near, namespace, near.survey)
-            if not model or fnmatchcase(one.model, model)
-        ]
-        bar.total = sum(pool.stored_bytes for one in seen for pool in one.pools)
-        for one in seen:
+        every = [one for _, one in _each(near, namespace, near.survey)]
+        surveys = [one for one in every if fnmatchcase(one.model, model or "*")]
+        bar.total = _stored_bytes(surveys)
+        for one in surveys:
             counts = report.Copied(one.namespace, one.model)
             found.append(counts)
-            keys, span = choice.keys_in(one.namespace), choice.span(near)
             given = near.record(one.namespace)
             record = canonical(given) if given else b""
             with ExitStack() as opened:
@@ -463,10 +400,7 @@ def copy(  # noqa: PLR0913 - one option each
                     taking = far.receive(one.namespace, record)
                     receiver = opened.enter_context(taking)
                 bar.label, bar.note = "copying", one.namespace[:SHORT]
-                for page in near.pages(one.namespace, [*keys]):
-                    bar.advance(page.nbytes)
-                    if not choice.takes(page, keys, span):
-                        continue
+                for page in meant.pages(near, one.namespace, bar.advance):
                     counts.add(_copy(page, receiver), page.nbytes)
     return emit(report.copied(found, dry_run=dry_run), as_json=json)
 
@@ -523,8 +457,9 @@ def retain(  # noqa: PLR0913 - one option each
             fix="Give that of the engines: --set quota=SIZE, or --set quota=0.",
         )
     asked = Retention.lasting(keep_s=parse_seconds(keep))
-    which = (namespace, older, newer, hashes)
-    return _retain(target, which, asked, dry_run, shared_root, set_, json)
+    meant = _Selection.of(namespace, "", "", older, newer, hashes)
+    store = open_store(target, set_, shared_root=shared_root)
+    return emit(_changed(store, meant, asked, dry_run=dry_run), as_json=json)
 
 
 def expire(  # noqa: PLR0913 - one option each
@@ -562,68 +497,134 @@ def expire(  # noqa: PLR0913 - one option each
     if not after:
         raise UsageProblem("nothing says when", fix='Give --after, as in "0 s".')
     asked = Retention.lasting(expire_s=parse_seconds(after))
-    which = (namespace, older, newer, hashes)
-    return _retain(target, which, asked, dry_run, shared_root, set_, json)
+    meant = _Selection.of(namespace, "", "", older, newer, hashes)
+    store = open_store(target, set_, shared_root=shared_root)
+    return emit(_changed(store, meant, asked, dry_run=dry_run), as_json=json)
 
 
-def _retain(
-    target: str,
-    which: tuple[str, str, str, Path | None],
-    asked: Retention,
-    dry_run: bool,  # noqa: FBT001 - same
-    shared_root: bool,  # noqa: FBT001 - same
-    pairs: Sequence[str],
-    as_json: bool,  # noqa: FBT001 - same
-) -> int:
+def _changed(
+    store: Store, meant: _Selection, asked: Retention, *, dry_run: bool
+) -> Report:
     """Change the times of the pages that are chosen."""
-    namespace, older, newer, hashes = which
-    if not any(which):
+    if meant == _Selection():
         raise UsageProblem(
             "nothing says which pages",
             fix="Give --namespace, --older, --newer or --hashes; several narrow it.",
         )
-    chosen_pages = _Choice.of(older, newer, hashes)
-    store = open_store(target, pairs, shared_root=shared_root)
 
     def work(name: str) -> report.Retained:
-        found = chosen_pages.of_namespace(store, name)
-        counts = report.Retained(name, len(found), sum(one.nbytes for one in found))
-        if found and not dry_run:
+        order = meant.keys_in(name)
+        every = meant.pages(store, name, expiring=True)
+        pages = sorted(every, key=lambda page: order.get(page.key, 0))
+        counts = report.Retained(name, len(pages), sum(one.nbytes for one in pages))
+        if pages and not dry_run:
             with store.receive(name, b"") as receiver:
-                for answer, pages in receiver.retain(found, asked).items():
-                    counts.answers[answer.name.lower()] = pages
+                for answer, some in receiver.retain(pages, asked).items():
+                    counts.answers[answer.name.lower()] = some
         return counts
 
     with progress.shown("changing") as bar:
-        rows = [done for _, done in _each(store, namespace, work, bar)]
-    rows = [row for row in rows if row.pages or namespace]
-    return emit(report.retained(rows, dry_run=dry_run), as_json=as_json)
+        rows = [done for _, done in _each(store, meant.namespace, work, bar)]
+    rows = [row for row in rows if row.pages or meant.namespace]
+    return report.retained(rows, dry_run=dry_run)
 
 
 @attrs.frozen
-class _Choice:
-    """Which pages of a store are meant.
+class _Selection:
+    """What of a store is meant: some of its namespaces, and some of their pages.
 
     Args:
-        wanted: Keys, or what follows the namespace in them, in order; empty for all.
-        older_ns: Only pages that were last used longer ago; None for all.
-        newer_ns: Only pages that were used since then; None for all.
+        namespace: First digits; "" for all.
+        model: Name or pattern; "" for any.
+        salt: Digest of the salt of a tenant; "" for any.
+        tenant: Number of the tenant's pages in other namespaces.
+        lines: Keys, or what follows the namespace in them, in order; empty for all.
+        older_ns: Only what was last used longer ago; None for all.
+        newer_ns: Only what was used since then; None for all.
     """
 
-    wanted: Sequence[str]
-    older_ns: int | None
-    newer_ns: int | None
+    namespace: str = ""
+    model: str = ""
+    salt: str = ""
+    tenant: int = 0
+    lines: tuple[str, ...] = ()
+    older_ns: int | None = None
+    newer_ns: int | None = None
 
     @classmethod
-    def of(cls, older: str, newer: str, hashes: Path | None) -> _Choice:
+    def of(
+        cls,
+        namespace: str,
+        model: str,
+        tenant: str,
+        older: str,
+        newer: str,
+        hashes: Path | None,
+    ) -> _Selection:
         """Read what the user gave."""
+        tenants = load_configuration().core.tenants if tenant else Tenants()
+        if tenant and tenant not in tenants:
+            listed = ", ".join(sorted(tenants)) or "none"
+            raise UsageProblem(
+                f"the settings list no tenant {tenant!r}",
+                fix=f"Listed are: {listed}. KVDOCK_CONFIG names the file of settings.",
+            )
+        lines = tuple(text_of(hashes).split()) if hashes else ()
+        if hashes and not lines:
+            # Without hashes, all would be meant.
+            raise UsageProblem(f"{hashes} names no pages")
         return cls(
-            hashes.read_text().split() if hashes else (),
+            namespace,
+            model,
+            tenants[tenant] if tenant else "",
+            tenants.number(tenant) if tenant else 0,
+            lines,
             int(parse_seconds(older) * 1e9) if older else None,
             int(parse_seconds(newer) * 1e9) if newer else None,
         )
 
-    def span(self, store: Store) -> tuple[int, int]:
+    def keys_in(self, namespace: str) -> dict[str, int]:
+        """Return whole keys that may be of a namespace, and their order."""
+        head = f"{namespace}/"
+        lines = (line if "/" in line else head + line for line in self.lines)
+        return {key: at for at, key in enumerate(lines)}
+
+    def pages(
+        self,
+        store: Store,
+        namespace: str,
+        passed: Callable[[int], object] = lambda _: None,
+        *,
+        expiring: bool = False,
+    ) -> Iterator[StoredPage]:
+        """Yield the pages of a namespace that are meant.
+
+        `passed` is called with the bytes of each that is looked at.
+        """
+        keys, (first_ns, last_ns) = self.keys_in(namespace), self._span(store)
+        for page in store.pages(namespace, [*keys], expiring=expiring):
+            passed(page.nbytes)
+            named = not keys or page.key in keys
+            if named and first_ns <= page.used_ns <= last_ns:
+                yield page
+
+    def doomed(self, store: Store, one: NamespaceSurvey) -> list[StoredPage] | None:
+        """Return what goes of a namespace: pages, [] for all of it, None for none."""
+        named = one.namespace.startswith(self.namespace)
+        if not (named and fnmatchcase(one.model, self.model or "*")):
+            return None
+        # Without pages it has no age.
+        aged = self.older_ns and not self.lines
+        if aged and not 0 < one.used_ns < self._span(store)[1]:
+            return None
+        record = store.record(one.namespace) if self.salt else {}
+        whole = not self.salt or record.get("salt_sha256") == self.salt
+        if whole and not self.lines:
+            return []
+        pages = self.pages(store, one.namespace, expiring=True)
+        return [page for page in pages if whole or page.tenant == self.tenant] or None
+
+    def _span(self, store: Store) -> tuple[int, int]:
         """Return when a page was used at the earliest, and at the latest."""
         timed = self.older_ns is not None or self.newer_ns is not None
         now_ns = store.now_ns() if timed else 0
@@ -632,25 +633,9 @@ class _Choice:
             sys.maxsize if self.older_ns is None else now_ns - self.older_ns,
         )
 
-    def keys_in(self, namespace: str) -> dict[str, int]:
-        """Return whole keys that may be of a namespace, and their order."""
-        head = f"{namespace}/"
-        lines = (line if "/" in line else head + line for line in self.wanted)
-        return {key: at for at, key in enumerate(lines)}
 
-    def takes(
-        self, page: StoredPage, keys: Mapping[str, int], span: tuple[int, int]
-    ) -> bool:
-        """Return whether a page is meant."""
-        named = not self.wanted or page.key in keys
-        return named and span[0] <= page.used_ns <= span[1]
-
-    def of_namespace(self, store: Store, namespace: str) -> list[StoredPage]:
-        """Return the pages of a namespace that are meant, in the order given."""
-        keys, span = self.keys_in(namespace), self.span(store)
-        every = store.pages(namespace, [*keys], expiring=True)
-        found = [page for page in every if self.takes(page, keys, span)]
-        return sorted(found, key=lambda page: keys.get(page.key, 0))
+def _stored_bytes(surveys: Sequence[NamespaceSurvey]) -> int:
+    return sum(pool.stored_bytes for one in surveys for pool in one.pools)
 
 
 def open_store(

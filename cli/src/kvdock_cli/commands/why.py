@@ -19,7 +19,8 @@ from kvdock.journal import (
     read_journal,
     requests,
 )
-from kvdock_cli.commands.audit import parse, text_of
+from kvdock_cli.arguments import text_of
+from kvdock_cli.commands.audit import parse
 from kvdock_cli.commands.store import chosen, open_store
 from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.output import UsageProblem, emit

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock import Finding
 from kvdock_cli.reports._report import Block, Pairs, Report, Text
 from kvdock_cli.reports._style import Tone, tone_of
 from kvdock_cli.reports._tables import Cell
 from kvdock_cli.reports.list import left_out
 
 if TYPE_CHECKING:
-    from kvdock import Finding, PluginProblem
+    from kvdock import PluginProblem
     from kvdock.plugin import Candidate
 
 _STATE = 7  # columns of the longest state
-
-
-class State(StrEnum):
-    """The result of examining one thing."""
-
-    OK = "ok"
-    """As it should be."""
-    WARNING = "warning"
-    """It works, and deserves attention."""
-    PROBLEM = "problem"
-    """Not as it should be."""
-    SKIPPED = "skipped"
-    """Not looked at; the sentence says why."""
-
-
-@attrs.frozen
-class Row:
-    """One thing that was looked at."""
-
-    state: State
-    what: str
-    hint: str = ""
+_NOTHING = Finding(ok=True, what="nothing to complain of")
 
 
 @attrs.frozen
@@ -47,7 +26,7 @@ class Section:
     """The findings of one backend, or of one doctor of another distribution."""
 
     candidate: Candidate
-    rows: Sequence[Row]
+    findings: Sequence[Finding]
 
 
 @attrs.frozen(kw_only=True)
@@ -61,29 +40,19 @@ class Diagnosis:
     @property
     def ok(self) -> bool:
         """Return whether nothing is wrong."""
-        return not self.problems and not self.count(State.PROBLEM)
+        return not self.problems and not self.count("problem")
 
-    def count(self, state: State) -> int:
+    def count(self, state: str) -> int:
         """Return how many things are in a state."""
-        return sum(
-            row.state is state for section in self.sections for row in section.rows
-        )
+        findings = (one for section in self.sections for one in section.findings)
+        return sum(state_of(one) == state for one in findings)
 
 
-def rows_of(findings: Iterable[Finding]) -> tuple[Row, ...]:
-    """Turn findings into rows; an examination without any says so."""
-    found = tuple(
-        Row(_state(one), one.what, "" if _state(one) is State.OK else one.hint)
-        for one in findings
-    )
-    return found or (Row(State.OK, "nothing to complain of"),)
-
-
-def _state(finding: Finding) -> State:
+def state_of(finding: Finding) -> str:
+    """Return "ok", "warning", "problem" or "skipped"."""
     if not finding.ok:
-        return State.PROBLEM
-    worth = State.WARNING if finding.warning else State.OK
-    return State.SKIPPED if finding.skipped else worth
+        return "problem"
+    return "skipped" if finding.skipped else "warning" if finding.warning else "ok"
 
 
 def report(diagnosis: Diagnosis) -> Report:
@@ -103,10 +72,11 @@ def report(diagnosis: Diagnosis) -> Report:
         of = section.candidate
         named = Cell(_titled(of.group, of.name), Tone.STRONG)
         blocks.append(Text(f" ({of.distribution} {of.version})", named))
-        for row in section.rows:
-            state = Cell(f"{row.state:<{_STATE}}  ", tone_of(row.state))
+        for row in section.findings or [_NOTHING]:
+            state = Cell(f"{state_of(row):<{_STATE}}  ", tone_of(state_of(row)))
             blocks.append(Text(row.what, state, indent=2, hanging=len(state.text)))
-            blocks += [Text(row.hint, indent=_STATE + 4)] if row.hint else []
+            if hint := _hint(row):
+                blocks.append(Text(hint, indent=_STATE + 4))
         blocks.append("")
     if diagnosis.hidden:
         blocks += [*left_out(diagnosis.hidden)[1:], ""]
@@ -118,7 +88,10 @@ def report(diagnosis: Diagnosis) -> Report:
                 "group": section.candidate.group,
                 "distribution": section.candidate.distribution,
                 "version": section.candidate.version,
-                "findings": section.rows,
+                "findings": [
+                    {"state": state_of(row), "what": row.what, "hint": _hint(row)}
+                    for row in section.findings or [_NOTHING]
+                ],
             }
             for section in diagnosis.sections
         ],
@@ -128,13 +101,17 @@ def report(diagnosis: Diagnosis) -> Report:
     return Report("kvdock.doctor/1", data, blocks, diagnosis.ok)
 
 
+def _hint(finding: Finding) -> str:
+    return "" if state_of(finding) == "ok" else finding.hint
+
+
 def _titled(group: str, name: str) -> str:
     return f"{group.rpartition('.')[2].removesuffix('s')} {name}"
 
 
 def _verdict(diagnosis: Diagnosis) -> Cell:
-    problems = len(diagnosis.problems) + diagnosis.count(State.PROBLEM)
-    warnings = diagnosis.count(State.WARNING)
+    problems = len(diagnosis.problems) + diagnosis.count("problem")
+    warnings = diagnosis.count("warning")
     tone = Tone.BAD if problems else Tone.WARNING if warnings else Tone.GOOD
     more = f", {_counted(warnings, 'warning')}" if warnings else ""
     return Cell(f"{_counted(problems, 'problem')}{more} found", tone)

@@ -21,7 +21,6 @@ from kvdock.batch import Operation
 from kvdock.journal import read_journal
 from kvdock.wrappers.key_ring import add_key
 from kvdock_s3.server import local_server as object_server
-from kvdock_segments import verify_namespace
 from kvdock_segments.directory_store import DirectoryStore
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ def total(root: Path) -> int:
 def check_whole(root: Path) -> None:
     """Check that no page of a tier is wrong."""
     for record in root.glob("*/namespace.json"):
-        report = verify_namespace(root, record.parent.name)
+        report = DirectoryStore(root).verify(record.parent.name)
         assert report.ok, report
 
 

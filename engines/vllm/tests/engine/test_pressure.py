@@ -12,7 +12,7 @@ from scenes import unlike_others
 from test_families import on_files
 from vllm_lives import Lives, tokens
 
-from kvdock_segments import verify_namespace
+from kvdock_segments import DirectoryStore
 
 KILLS = 20
 APART = 24
@@ -39,7 +39,7 @@ def loads(found: dict[str, Any]) -> dict[str, int]:
 def right_pages(root: Path) -> int:
     """Return how many pages a store has; none of them may be wrong."""
     reports = [
-        verify_namespace(root, namespace.parent.name)
+        DirectoryStore(root).verify(namespace.parent.name)
         for namespace in root.glob("*/namespace.json")
     ]
     assert reports

@@ -19,7 +19,7 @@ from kvdock.batch import Operation
 from kvdock.journal import read_journal
 from kvdock.wrappers.key_ring import add_key
 from kvdock_s3.server import local_server
-from kvdock_segments import verify_namespace
+from kvdock_segments import DirectoryStore
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def loads(journal: Path) -> Counter[tuple[str, str]]:
 def pages_of(root: Path) -> int:
     """Count the pages of a tier; none of them may be wrong."""
     reports = [
-        verify_namespace(root, record.parent.name)
+        DirectoryStore(root).verify(record.parent.name)
         for record in root.glob("*/namespace.json")
     ]
     assert all(report.ok for report in reports), reports

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -69,28 +70,31 @@ class BucketStore:
 
     def namespaces(self) -> tuple[str, ...]:
         """Return the digests of the namespaces, sorted."""
-        try:
+        with self._asking("cannot be listed"):
             found = self.client.folders(_deadline_s())
-        except RequestFailed as failed:
-            raise self._error("cannot be listed", failed) from failed
         return tuple(sorted(filter(is_namespace, found)))
 
     def now_ns(self) -> int:
         """Return the server's time, from an object that is stored for it."""
         name = probe_name()
         try:
-            self.client.put(name, [b"now"], _deadline_s(), replace=True)
-            return _modified_ns(self.client.head(name, _deadline_s()))
-        except RequestFailed as failed:
-            what = "no object can be stored to see the server's time"
-            raise self._error(what, failed) from failed
+            with self._asking("no object can be stored to see the server's time"):
+                self.client.put(name, [b"now"], _deadline_s(), replace=True)
+                return _modified_ns(self.client.head(name, _deadline_s()))
         finally:
             with suppress(RequestFailed):
                 self.client.delete_one(name, _deadline_s())
 
     def record(self, namespace: str) -> Mapping[str, object]:
         """Return the record of a namespace; empty if none is there that fits."""
-        return self._record(namespace)
+        with suppress(RequestFailed, WrongLength, NamespaceError):
+            data = self.client.read(
+                record_name(namespace), _deadline_s(), MAX_RECORD_BYTES
+            )
+            record = decode_record(data)
+            verify_record(record, namespace)
+            return record
+        return {}
 
     def finder(self, namespace: str) -> Callable[[Sequence[str]], Sequence[bool]]:
         """Return what says which of some keys are stored, as the store is now."""
@@ -99,12 +103,9 @@ class BucketStore:
 
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
-        about = self._record(namespace)
+        about = self.record(namespace)
         pages = list(self._pages(namespace))
-        totals: dict[tuple[str, int], int] = {}
-        for page in pages:
-            of = pool_of_key(page.name), page.nbytes
-            totals[of] = totals.get(of, 0) + 1
+        totals = Counter((pool_of_key(page.name), page.nbytes) for page in pages)
         return NamespaceSurvey(
             namespace=namespace,
             model=str(about.get("model", "")),
@@ -171,10 +172,8 @@ class BucketStore:
 
     def take(self, page: StoredPage, data: bytes) -> bool:
         """Store an object; return whether it can be read again, right."""
-        try:
+        with self._asking(f"{page.key} cannot be stored"):
             self.client.put(page.key, [data], _deadline_s(), replace=True)
-        except RequestFailed as failed:
-            raise self._error(f"{page.key} cannot be stored", failed) from failed
         return self._verified(page.key, page.nbytes) == data
 
     def _verified(self, key: str, nbytes: int) -> bytes | None:
@@ -266,41 +265,23 @@ class BucketStore:
         return sum(page.nbytes for page in pages)
 
     def _pages(self, namespace: str) -> Iterator[Entry]:
-        try:
+        with self._asking("cannot be listed"):
             for part in self.client.entries(namespace, _deadline_s):
                 yield from (one for one in part if is_page(one.name))
-        except RequestFailed as failed:
-            raise self._error("cannot be listed", failed) from failed
 
     def _check(self, page: Entry) -> Outcome:
         """Compare an object with its trailer; ABSENT if it went meanwhile."""
-        try:
+        what = f"{page.name} cannot be read"
+        # One of another length was replaced since it was listed.
+        with suppress(WrongLength), self._asking(what, or_absent=True):
             data = self.client.get(page.name, page.nbytes, _deadline_s())
-        except WrongLength:
-            return Outcome.ABSENT  # replaced since it was listed
-        except RequestFailed as failed:
-            if failed.failure.outcome is Outcome.ABSENT:
-                return Outcome.ABSENT
-            raise self._error(f"{page.name} cannot be read", failed) from failed
-        return verify_object(page.name, data)
+            return verify_object(page.name, data)
+        return Outcome.ABSENT
 
     def _delete(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), DELETE_KEYS):
-            try:
+            with self._asking("objects cannot be deleted"):
                 self.client.delete(names[start : start + DELETE_KEYS], _deadline_s())
-            except RequestFailed as failed:
-                raise self._error("objects cannot be deleted", failed) from failed
-
-    def _record(self, namespace: str) -> Mapping[str, object]:
-        """Return the record of a namespace; empty if there is none that fits."""
-        with suppress(RequestFailed, WrongLength, NamespaceError):
-            data = self.client.read(
-                record_name(namespace), _deadline_s(), MAX_RECORD_BYTES
-            )
-            record = decode_record(data)
-            verify_record(record, namespace)
-            return record
-        return {}
 
     def _drop_record(self, namespace: str) -> None:
         name = record_name(namespace)
@@ -310,12 +291,20 @@ class BucketStore:
             if self.now_ns() - _modified_ns(entry) > _RECORD_AGE_NS:
                 self.client.delete_one(name, _deadline_s())
 
-    def _error(self, what: str, failed: RequestFailed) -> KvdockError:
-        url = self.client.settings.url
-        return KvdockError(
-            f"{url}: {what}: {failed.failure.sentence}",
-            fix="`kvdock doctor s3` says what is missing.",
-        )
+    @contextmanager
+    def _asking(self, what: str, *, or_absent: bool = False) -> Iterator[None]:
+        """Make requests, and say what could not be done where one fails.
+
+        With `or_absent`, an object that is not there ends the block and no more.
+        """
+        try:
+            yield
+        except RequestFailed as failed:
+            if not (or_absent and failed.failure.outcome is Outcome.ABSENT):
+                raise KvdockError(
+                    f"{self.client.settings.url}: {what}: {failed.failure.sentence}",
+                    fix="`kvdock doctor s3` says what is missing.",
+                ) from failed
 
 
 def open_store(target: str, settings: Mapping[str, object]) -> Store | None:
