@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.units import format_age, format_bytes
 from kvdock_segments import ownership, paths
 from kvdock_segments.cleanup import (
     collect_garbage,
@@ -103,6 +104,21 @@ class OtherNamespaces:
         with self._lock:
             self._look()
             return sum(one.nbytes for one in self._unused)
+
+    def describe_unused(self) -> str:
+        """Say what those that are not open hold; "" for nothing."""
+        with self._lock:
+            self._look()
+            since = {one.namespace: one.since_ns for one in self._unused}
+            nbytes = sum(one.nbytes for one in self._unused)
+        if not nbytes:
+            return ""
+        several = "one namespace" if len(since) == 1 else f"{len(since)} namespaces"
+        age = format_age((time.time_ns() - min(since.values())) / 1e9)
+        return (
+            f"no process has {several} open: {format_bytes(nbytes)}, not used for "
+            f"{age}, make way where there is no room"
+        )
 
     def evict_segment(self) -> bool:
         """Delete the next segment that is to go; return whether there was one."""
