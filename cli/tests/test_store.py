@@ -113,6 +113,9 @@ RETAINED = [
 ]
 TEXTS = {
     "store-ls": report.listing([SURVEY, BARE]).text(),
+    "store-ls-unused": report.listing(
+        [SURVEY, BARE], [SURVEY], SURVEY.used_ns + 9 * 86400 * 10**9
+    ).text(),
     "store-ls-retained": report.listing([TIMED], retained=True).text(),
     "store-retain": report.retained(RETAINED, dry_run=False).text(),
     "store-retain-dry-run": report.retained(

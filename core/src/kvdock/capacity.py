@@ -34,6 +34,7 @@ class Capacity:
             failing.
         promised_bytes: What is promised to be kept.
         promise_limit_bytes: What may be promised; 0 where nothing may.
+        other_bytes: What other namespaces of the same place take.
         tenants: What listed tenants take of the whole store, and `default`, all
             others together, by name; empty where no quota is set.
     """
@@ -43,4 +44,5 @@ class Capacity:
     failed_bytes: int = 0
     promised_bytes: int = 0
     promise_limit_bytes: int = 0
+    other_bytes: int = 0
     tenants: Mapping[str, TenantUse] = attrs.field(factory=dict)

@@ -369,6 +369,7 @@ class StoreFilled:
         failed_bytes: What could not be written and is set aside.
         promised_bytes: What is promised to be kept.
         promise_limit_bytes: What may be promised; 0 where nothing may.
+        other_bytes: What other namespaces of the same place take.
         tenants: What listed tenants take, by name, where one has a quota.
     """
 
@@ -378,6 +379,7 @@ class StoreFilled:
     failed_bytes: int = 0
     promised_bytes: int = 0
     promise_limit_bytes: int = 0
+    other_bytes: int = 0
     tenants: Mapping[str, TenantUse] = attrs.field(factory=dict)
 
 

@@ -84,3 +84,12 @@ def format_seconds(seconds: float) -> str:
     if 0 < seconds < 1:
         return f"{seconds * 1e3:g} ms"
     return f"{seconds:g} s"
+
+
+def format_age(seconds: float) -> str:
+    """Write how long ago something was, in its largest whole unit."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // size)
+        if count > 0:
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return "less than a minute"

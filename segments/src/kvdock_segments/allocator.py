@@ -1,9 +1,10 @@
 """Allocate segments for new pages: new ones while there is room, then old ones.
 
-A namespace has a quota and its file system a floor of free space. Within both, a
-writer creates a segment. Otherwise it recycles the least recently used one, because
-extents that were written before are several times faster than new ones. Other
-namespaces are never touched.
+A namespace has a quota, its root another one, and its file system a floor of free
+space. Within all of them a writer creates a segment. Where the root or the file system
+has no room, namespaces that no process has open make way. Otherwise it recycles the
+least recently used segment, because extents that were written before are several times
+faster than new ones. Other namespaces that are open are not touched.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 from collections import Counter
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
     from kvdock_segments.settings import SegmentSettings
+    from kvdock_segments.unused import OtherNamespaces
     from kvdock_segments.usage import NamespaceUsage
 
 log = logging.getLogger("kvdock_segments")
@@ -101,6 +104,7 @@ class SegmentAllocator:
         counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
         ledger: Counts promised bytes.
+        elsewhere: The other namespaces of the root.
         room: The room of tenants; None where none has a quota.
         plans: What is evicted next in each folder.
         faulty: Segments with a failed write since the last one that succeeded.
@@ -120,6 +124,7 @@ class SegmentAllocator:
     counts: Counter[str]
     failures: ThrottledLog
     ledger: Ledger
+    elsewhere: OtherNamespaces
     room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
@@ -200,6 +205,7 @@ class SegmentAllocator:
             or (self._evict(folder, plan, before_ns, set()) if plan else None)
             or self.create(folder)
             or self._sweep(folder)
+            or self._make_way(folder)
             or self._recycle(folder, before_ns)
             or self._probe(folder, before_ns)
         )
@@ -232,9 +238,12 @@ class SegmentAllocator:
     def _bound(self, folder: SegmentDirectory) -> str:
         """Name the limit that leaves no room for a segment of this folder."""
         floor, quota = self.settings.free_space, self.settings.quota
-        free = self.free_bytes()
-        if quota and self._room(folder) < free - floor:
+        free, room = self.free_bytes(), self._room(folder)
+        if quota and room == self._quota_left(folder) < free - floor:
             return f"its quota is {format_bytes(quota)}, all pools together"
+        if self.settings.root_quota and room < free - floor:
+            quota = self.settings.root_quota
+            return f"all namespaces together have {format_bytes(quota)} (root_quota)"
         return (
             f"its file system has {format_bytes(free)} left, of which "
             f"{format_bytes(floor)} stay free (free_space)"
@@ -247,8 +256,7 @@ class SegmentAllocator:
     def promise_bytes(self) -> int:
         """Return how many bytes of the namespace may be promised."""
         settings = self.settings
-        free = self.free_bytes() - settings.free_space
-        whole = settings.quota or self.usage_bytes() + max(0, free)
+        whole = settings.quota or self.usage_bytes() + self.growth_bytes()
         return int(whole * settings.retained_share)
 
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
@@ -418,8 +426,8 @@ class SegmentAllocator:
         if not slot_bytes:
             return _MARK_SLOTS
         most = self.settings.segment_bytes
-        if self.settings.quota:
-            most = min(most, self.settings.quota // LEAST_SEGMENTS)
+        for quota in (self.settings.quota, self.settings.root_quota):
+            most = min(most, quota // LEAST_SEGMENTS if quota else most)
         # Segments grow with the pool, so that a small pool takes little space.
         most = min(most, max(_FIRST_BYTES, folder.nbytes))
         return max(1, min(MOST_SLOTS, most // slot_bytes))
@@ -428,8 +436,42 @@ class SegmentAllocator:
         """Return how many bytes the namespace may still grow by."""
         room = self.free_bytes() - self.settings.free_space
         if self.settings.quota:
-            room = min(room, self.settings.quota - self._taken_bytes(folder))
-        return room
+            room = min(room, self._quota_left(folder))
+        return min(room, self._root_quota_left())
+
+    def _quota_left(self, folder: SegmentDirectory) -> int:
+        """Return what a namespace has left of its own quota, which it must have."""
+        return self.settings.quota - self._taken_bytes(folder)
+
+    def _root_quota_left(self) -> int:
+        """Return what all namespaces together have left of the root's quota."""
+        if not self.settings.root_quota:
+            return sys.maxsize
+        taken = self.usage_bytes() + self.elsewhere.nbytes()
+        return self.settings.root_quota - taken
+
+    def growth_bytes(self) -> int:
+        """Return what a namespace may grow by, its own quota aside.
+
+        Namespaces that no process has open would make way for that.
+        """
+        free = self.free_bytes() - self.settings.free_space
+        free = min(free, self._root_quota_left())
+        return max(0, free + self.elsewhere.unused_bytes())
+
+    def _make_way(self, folder: SegmentDirectory) -> Segment | None:
+        """Make a segment in the place of those of namespaces that are not open."""
+        slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
+        least = index_bytes(0) + self._slots(folder, slot_bytes) * slot_bytes
+        # Within its own quota a namespace gains nothing by what others lose.
+        if self.settings.quota and self._quota_left(folder) < least:
+            return None
+        made = None
+        while not made and self._room(folder) < least:
+            if not self.elsewhere.evict_segment():
+                return None
+            made = self.create(folder)
+        return made
 
     def _taken_bytes(self, folder: SegmentDirectory) -> int:
         """Return the bytes of the namespace, without a listing of this folder."""

@@ -300,14 +300,15 @@ class Room:
         return found
 
     def may_lose(
-        self, segments: Iterable[tuple[str, str]]
+        self, segments: Iterable[tuple[str, str]], namespace: str = ""
     ) -> Iterator[tuple[str, str]]:
-        """Yield which segments of other pools of this namespace may go whole.
+        """Yield which segments of other pools of a namespace, or this, may go whole.
 
         By folder and name. Not those that hold room of another tenant, nor those that
         were not looked at yet.
         """
-        over, writer, here = self.over(), self.writer, self._place.namespace
+        over, writer = self.over(), self.writer
+        here = namespace or self._place.namespace
         for segment in segments:
             one = self._elsewhere.segments.get((here, *segment))
             if not over or (one and _all_above(one, over, but=writer)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
 from kvdock_segments.paths import find_exposed_parent, namespaces_in, open_root
+from kvdock_segments.unused import OtherNamespaces
 from kvdock_segments.usage import bytes_by_namespace, cleanup_hint
 from kvdock_segments.walk import segments
 
@@ -44,10 +46,12 @@ def check_root(
     except KvdockError as error:
         _remove(made)
         return (RootFinding(ok=False, what=error.what, hint=error.fix),)
+    others = OtherNamespaces(root, "", Counter(), None)
     try:
         findings = [
             _parents(root, shared=shared, missing=bool(made)),
-            _space(fd, root, free_bytes),
+            _space(fd, root, free_bytes, others.unused_bytes()),
+            *_unused(root, others),
             *_failed_places(fd, root),
         ]
         if direct:
@@ -80,10 +84,10 @@ def _parents(root: Path, *, shared: bool, missing: bool) -> RootFinding:
     )
 
 
-def _space(fd: int, root: Path, free_bytes: int) -> RootFinding:
+def _space(fd: int, root: Path, free_bytes: int, unused_bytes: int) -> RootFinding:
     status = os.fstatvfs(fd)
     free = status.f_bavail * status.f_frsize
-    room = free - free_bytes
+    room = free - free_bytes + unused_bytes
     freed_by = (
         "" if room >= _LITTLE_BYTES else cleanup_hint(root, bytes_by_namespace(fd))
     )
@@ -98,6 +102,12 @@ def _space(fd: int, root: Path, free_bytes: int) -> RootFinding:
         + "or choose another root."
         + freed_by,
     )
+
+
+def _unused(root: Path, others: OtherNamespaces) -> Iterator[RootFinding]:
+    """Say what is held of namespaces that no process has open."""
+    if unused := others.describe_unused():
+        yield RootFinding(ok=True, what=f"in {root} {unused}")
 
 
 def _failed_places(fd: int, root: Path) -> Iterator[RootFinding]:

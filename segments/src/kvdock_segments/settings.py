@@ -28,6 +28,11 @@ class SegmentSettings:
     quota: int = size(
         0, help="Maximum bytes of one namespace, all pools together; 0 for no quota."
     )
+    root_quota: int = size(
+        0,
+        help="Maximum bytes of all namespaces of the root; 0 for what its file system "
+        "has, less free_space.",
+    )
     free_space: int = size(
         1 << 30, help="Bytes of the file system that stay free for other programs."
     )

@@ -37,6 +37,7 @@ from kvdock_segments.retention import Retainer
 from kvdock_segments.room import Room
 from kvdock_segments.settings import SegmentSettings
 from kvdock_segments.tracked_keys import TrackedKeys
+from kvdock_segments.unused import OtherNamespaces
 from kvdock_segments.upkeep import Upkeep
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.walk import namespace_of
@@ -117,7 +118,8 @@ class SegmentStore(ClosedAfterUse):
         self._opening: dict[int, threading.Lock] = {}
         paths.check_namespace(place.namespace)
         for size in place.object_bytes:
-            check_quota(self._settings.quota, size, slot_bytes_of(engine, size))
+            for quota in (self._settings.quota, self._settings.root_quota):
+                check_quota(quota, size, slot_bytes_of(engine, size))
         try:
             self._open()
         except (OSError, KvdockError) as error:
@@ -135,6 +137,18 @@ class SegmentStore(ClosedAfterUse):
             ) from error
 
     def _open(self) -> None:
+        place = self.place
+        others = OtherNamespaces(place.root, place.namespace, self.counts, None)
+        while True:
+            try:
+                return self._open_once()
+            except (OSError, KvdockError) as error:
+                # Which tenant may lose what is known once the store is open.
+                may_evict = _lacks_room(error) and not place.tenants.rooms
+                if not (may_evict and others.evict_segment()):
+                    raise
+
+    def _open_once(self) -> None:
         self._namespace_fd = self._open_namespace()
         try:
             self._begin()
@@ -223,6 +237,7 @@ class SegmentStore(ClosedAfterUse):
             self.counts,
             self._failures,
             catalog.ledger,
+            OtherNamespaces(self.place.root, self.place.namespace, self.counts, room),
             room,
         )
         self._reader = Reader(self._catalog, self._engine)
@@ -493,27 +508,32 @@ class SegmentStore(ClosedAfterUse):
         """
         failed = promised = promises = 0
         tenants: Mapping[str, TenantUse] = {}
+        place, settings = self.place, self._settings
         if self._awaits_room:
-            used, free = 0, self._free_bytes()
-            place = self.place
+            used = 0
             # Its other pools may be there.
             with (
                 suppress(KvdockError, OSError),
                 namespace_of(place.root, place.namespace, shared=place.shared) as fd,
             ):
                 used = NamespaceUsage(fd).usage_bytes()
+            elsewhere = OtherNamespaces(place.root, place.namespace, self.counts, None)
+            growth = max(0, self._free_bytes() - settings.free_space)
         else:
             self._check_fork()
-            used, free = self._allocator.usage_bytes(), self._allocator.free_bytes()
+            allocator = self._allocator
+            elsewhere = allocator.elsewhere
+            used, growth = allocator.usage_bytes(), allocator.growth_bytes()
             failed = self._catalog.failed_bytes()
             promised = self._catalog.ledger.promised_bytes()
-            promises = self._allocator.promise_bytes()
-            if self._allocator.room is not None:
-                tenants = self._allocator.room.report(self._catalog.ledger.by_tenant())
-        limit = used + max(0, free - self._settings.free_space)
+            promises = allocator.promise_bytes()
+            if allocator.room is not None:
+                tenants = allocator.room.report(self._catalog.ledger.by_tenant())
+        limit = used + growth
         # A limit of 0 would mean that it is not known.
-        limit = max(1, min(limit, self._settings.quota or limit))
-        return Capacity(used, limit, failed, promised, promises, tenants)
+        limit = max(1, min(limit, settings.quota or limit))
+        others = elsewhere.nbytes()
+        return Capacity(used, limit, failed, promised, promises, others, tenants)
 
     def _free_bytes(self) -> int:
         """Return the free space where the root is, or will be created."""

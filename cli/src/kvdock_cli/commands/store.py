@@ -76,7 +76,13 @@ def ls(
     if sort:
         found.sort(key=_ORDERS[sort])
     shown = found[::-1] if reverse else found
-    return emit(report.listing(shown, retained=retained), as_json=json)
+    unused = []
+    for one in shown:
+        with suppress(NamespaceError):  # gone meanwhile
+            if one.file_bytes and not store.in_use(one.namespace):
+                unused.append(one)
+    listed = report.listing(shown, unused, store.now_ns(), retained=retained)
+    return emit(listed, as_json=json)
 
 
 def stat(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from kvdock.namespace import flatten_record, namespace_digest
-from kvdock.units import format_bytes
+from kvdock.units import format_age, format_bytes
 from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table
 from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import Cell
@@ -148,16 +148,32 @@ def _report(
     return Report(f"kvdock.store-{what}/1", data, blocks, ok)
 
 
-def listing(surveys: Sequence[NamespaceSurvey], *, retained: bool = False) -> Report:
+def listing(
+    surveys: Sequence[NamespaceSurvey],
+    unused: Sequence[NamespaceSurvey] = (),
+    now_ns: int = 0,
+    *,
+    retained: bool = False,
+) -> Report:
     """Report a line for each namespace.
 
-    With `retained`, it shows what is promised and what expires.
+    `unused` are those that no process has open. With `retained`, it shows what is
+    promised and what expires.
     """
     columns = (*_SURVEYS, *(_TIMES if retained else ()))
     blocks: list[Block] = [Table(columns, surveys)]
     if not surveys:
         blocks = ["no page is promised or expires" if retained else _EMPTY]
-    return _report("ls", {"namespaces": surveys}, blocks)
+    if unused:
+        lines = [
+            f"{one.namespace[:SHORT]}: not used for "
+            f"{format_age((now_ns - one.used_ns) / 1e9)}, {format_bytes(one.file_bytes)}"
+            for one in sorted(unused, key=lambda one: one.used_ns)
+        ]
+        blocks += ["", "No process has these open; they make way where there is no room:"]
+        blocks += _few(lines)
+    data = {"namespaces": surveys, "unused": [one.namespace for one in unused]}
+    return _report("ls", data, blocks)
 
 
 def survey(found: NamespaceSurvey) -> Report:

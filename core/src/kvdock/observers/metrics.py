@@ -163,8 +163,9 @@ def _metrics() -> tuple[Metric, ...]:
         Metric(
             "kvdock_store_bytes", gauge,
             "Bytes of a store: used by pages, its limit where it is reported, "
-            "failed: what could not be written and is set aside, and where pages can "
-            "be promised what is promised and its promise_limit.",
+            "failed: what could not be written and is set aside, others: other "
+            "namespaces of the same place, and where pages can be promised what is "
+            "promised and its promise_limit.",
             ("backend", "state"), mode="livemostrecent",
         ),
         Metric(
@@ -403,6 +404,7 @@ class EventMetrics(ABC):
         store = "kvdock_store_bytes"
         self._set(store, event.used_bytes, event.backend, "used", *whose)
         self._set(store, event.failed_bytes, event.backend, "failed", *whose)
+        self._set(store, event.other_bytes, event.backend, "others", *whose)
         if event.limit_bytes:
             self._set(store, event.limit_bytes, event.backend, "limit", *whose)
         if event.promise_limit_bytes:
