@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome, validate_result
+from kvdock.batch import (
+    Batch,
+    BatchResult,
+    MemoryGate,
+    Operation,
+    Outcome,
+    validate_result,
+)
 from kvdock.errors import BatchError
 
 
@@ -41,6 +48,54 @@ def test_a_question_needs_no_memory() -> None:
     assert len(asked) == 2
     assert asked.object_bytes.tolist() == [0, 0]
     assert asked.part(1, 2).keys == ["b"]
+
+
+def scattered(
+    memory: np.ndarray[Any, Any], pieces: int, gate: MemoryGate | None = None
+) -> Batch:
+    """Return a batch of one key whose pieces lie two bytes apart, the last one padded."""
+    starts = memory.ctypes.data + 5 * np.arange(pieces + 1)
+    sizes = [[3] * pieces + [0]]
+    return Batch(Operation.GET, ["a"], [starts], sizes, gate=gate)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 33, 2000])
+def test_the_bytes_of_a_key_are_taken_and_landed_piece_by_piece(pieces: int) -> None:
+    memory = np.zeros(5 * pieces + 5, np.uint8)
+    data = np.random.default_rng(pieces).bytes(3 * pieces)
+    one = scattered(memory, pieces)
+    assert one.land(0, data) is Outcome.OK
+    assert one.take(0) == data
+    assert one.land(0, memoryview(bytearray(3 * pieces))) is Outcome.OK
+    # Between the pieces, and behind them, nothing has changed.
+    assert not memory.any()
+
+
+def test_bytes_of_another_length_are_a_miss_and_touch_nothing() -> None:
+    memory = np.zeros(40, np.uint8)
+    one = scattered(memory, 4)
+    assert one.land(0, b"x" * 11) is Outcome.SHORT
+    assert one.land(0, b"x" * 13) is Outcome.LONG
+    assert one.land(0, b"") is Outcome.SHORT
+    assert not memory.any()
+
+
+def test_no_bytes_are_moved_behind_a_closed_gate_and_an_open_one_is_left() -> None:
+    memory, gate = np.zeros(40, np.uint8), MemoryGate()
+    one = scattered(memory, 4, gate)
+    assert one.land(0, b"x" * 12) is Outcome.OK
+    assert one.take(0) == b"x" * 12
+    assert gate.close(time.monotonic()), "a thread is still inside"
+    memory[:] = 0
+    assert one.land(0, b"x" * 12) is Outcome.TIMEOUT
+    assert one.take(0) is None
+    assert not memory.any()
+
+
+def test_a_page_without_bytes_is_taken_and_landed_as_nothing() -> None:
+    mark = Batch(Operation.PUT, ["a"], np.zeros((1, 0)), np.zeros((1, 0)))
+    assert mark.take(0) == b""
+    assert mark.land(0, b"") is Outcome.OK
 
 
 def test_a_part_keeps_each_key_with_its_memory() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, TypeGuard, cast
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from kvdock.arrays import any_of
 from kvdock.errors import BatchError
+from kvdock.native import address_space
 from kvdock.synchronization import new_condition, remaining_s
 
 if TYPE_CHECKING:
@@ -276,6 +278,50 @@ class Batch:
     def remaining_s(self) -> float:
         """Return the seconds left until the deadline, never below 0."""
         return max(0.0, self.deadline_s - time.monotonic())
+
+    def take(self, row: int) -> bytes | None:
+        """Copy the bytes that a PUT is to store under one key.
+
+        Returns:
+            The pieces of its memory in one; None if the batch has a gate and that is
+            closed, which is a TIMEOUT.
+        """
+        with self._pieces(row) as pieces:
+            return None if pieces is None else b"".join(pieces)
+
+    def land(self, row: int, data: bytes | bytearray | memoryview) -> Outcome:
+        """Fill the memory of one key of a GET with the bytes that were stored.
+
+        Returns:
+            OK, or SHORT, LONG or TIMEOUT without having touched the memory: bytes that
+            are fewer or more than it takes, or a gate that is closed.
+        """
+        given = memoryview(data).cast("B")
+        nbytes = int(self.sizes[row].sum())
+        if len(given) != nbytes:
+            return Outcome.SHORT if len(given) < nbytes else Outcome.LONG
+        with self._pieces(row) as pieces:
+            if pieces is None:
+                return Outcome.TIMEOUT
+            start = 0
+            for piece in pieces:
+                piece[:] = given[start : start + len(piece)]
+                start += len(piece)
+        return Outcome.OK
+
+    @contextmanager
+    def _pieces(self, row: int) -> Iterator[list[memoryview] | None]:
+        """Enter the gate; yield the memory of one key, or None where it is closed."""
+        if self.gate is not None and not self.gate.enter():
+            yield None
+            return
+        try:
+            space = address_space()
+            where = self.addresses[row].tolist(), self.sizes[row].tolist()
+            yield [space[at : at + size] for at, size in zip(*where, strict=True)]
+        finally:
+            if self.gate is not None:
+                self.gate.leave()
 
     def part(self, start: int, stop: int) -> Self:
         """Return keys start to stop with their memory as a batch."""

@@ -7,7 +7,6 @@ this process, and a folder that outlives it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import os
@@ -191,32 +190,6 @@ class Handle:
         raise AttributeError(member)
 
 
-def load_segments(batch: Batch, row: int) -> bytes:
-    """Return the bytes that one key's memory holds."""
-    pieces = zip(batch.addresses[row].tolist(), batch.sizes[row].tolist(), strict=True)
-    return b"".join(ctypes.string_at(at, size) for at, size in pieces if size)
-
-
-def store_segments(batch: Batch, row: int, data: bytes) -> None:
-    """Fill one key's memory."""
-    start = 0
-    pieces = zip(batch.addresses[row].tolist(), batch.sizes[row].tolist(), strict=True)
-    for at, size_ in pieces:
-        ctypes.memmove(at, data[start : start + size_], size_)
-        start += size_
-
-
-@contextmanager
-def entered(batch: Batch) -> Iterator[bool]:
-    """Pass a batch's gate; False if it is closed and memory must not be touched."""
-    free = batch.gate is None or batch.gate.enter()
-    try:
-        yield free
-    finally:
-        if free and batch.gate is not None:
-            batch.gate.leave()
-
-
 def sealed(key: str, data: bytes) -> bytes:
     """Put a digest of key and bytes before the bytes."""
     return hashlib.blake2b(key.encode() + data, digest_size=CHECK_BYTES).digest() + data
@@ -380,21 +353,15 @@ class MemoryReference:
             data = self.taken(batch, row)
             return Outcome.TIMEOUT if data is None else self.put(handle, key, data)
         outcome, data = self.get(handle, key, int(batch.object_bytes[row]))
-        if outcome is Outcome.OK and not self.landed(batch, row, data):
-            return Outcome.TIMEOUT
-        return outcome
+        return self.landed(batch, row, data) if outcome is Outcome.OK else outcome
 
     def taken(self, batch: Batch, row: int) -> bytes | None:
-        """Copy one key's memory while it may be read; None once it may not."""
-        with entered(batch) as free:
-            return load_segments(batch, row) if free else None
+        """Copy one key's memory; a seam for mutants."""
+        return batch.take(row)
 
-    def landed(self, batch: Batch, row: int, data: bytes) -> bool:
-        """Fill one key's memory while it may be written; return whether it was."""
-        with entered(batch) as free:
-            if free:
-                store_segments(batch, row, data)
-        return free
+    def landed(self, batch: Batch, row: int, data: bytes) -> Outcome:
+        """Fill one key's memory; a seam for mutants."""
+        return batch.land(row, data)
 
     def registered(self, handle: Handle, batch: Batch, row: int) -> bool:
         """Return whether a key's memory lies in what was registered."""

@@ -35,7 +35,7 @@ def address_space() -> memoryview:
 
     Slices of it are valid as long as the memory behind them is.
     """
-    return memoryview((ctypes.c_ubyte * _SPAN).from_address(0))
+    return memoryview((ctypes.c_ubyte * _SPAN).from_address(0)).cast("B")
 
 
 def checksums(addresses: Int64Array, sizes: Int64Array) -> UInt64Array:

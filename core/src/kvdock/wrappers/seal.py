@@ -11,7 +11,6 @@ the nonce and the tag.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import threading
@@ -26,6 +25,7 @@ from kvdock.config import fields
 from kvdock.config.fields import count, option
 from kvdock.config.tenants import NO_TENANT
 from kvdock.geometry.region import Block, Region
+from kvdock.native import address_space
 from kvdock.plugin.manifest import Support
 from kvdock.plugin.store import StoreWrapper
 from kvdock.plugin.wrapper import Wrapper
@@ -60,8 +60,7 @@ _TAG = slice(_HEAD.size + NONCE_BYTES, TRAILER_BYTES)
 _SALT_BYTES = 4
 _SALT_OBJECTS = 1 << 24
 """Objects of one store that a subkey seals at most, or a batch more."""
-_SPACE = memoryview((ctypes.c_ubyte * 2**47).from_address(0)).cast("B")
-"""The byte at index n is that of the host's address n."""
+_SPACE = address_space()
 _OK = int(Outcome.OK)
 _MOST_LOST = 1 << 16
 """Names of objects without a key that one store remembers."""

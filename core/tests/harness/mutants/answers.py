@@ -8,10 +8,10 @@ from typing import cast
 
 import attrs
 import numpy as np
-from reference import Handle, store_segments
+from reference import Handle
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from mutants.mutant import MemoryMutant
+from mutants.mutant import MemoryMutant, ungated
 
 MOST_BUFFERS = 400
 SHORT_S = 0.05
@@ -32,7 +32,7 @@ class ShiftedAfterAHole(MemoryMutant):
         ]
         found = [data for outcome, data in read if outcome is Outcome.OK]
         for row, data in enumerate(found):
-            store_segments(batch, row, data)
+            ungated(batch).land(row, data)
         return BatchResult.of(batch, [outcome for outcome, _ in read])
 
 
@@ -186,7 +186,7 @@ class StaleCompletion(MemoryMutant):
         result = super().run(handle, batch)
         for row in range(min(len(self.late), len(batch))):
             if len(self.late[0]) == batch.object_bytes[row]:
-                store_segments(batch, row, self.late.pop(0))
+                ungated(batch).land(row, self.late.pop(0))
         return result
 
 

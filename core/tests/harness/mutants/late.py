@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from reference import Handle
 
-from reference import (
-    Handle,
-    entered,
-    load_segments,
-    store_segments,
-)
-
-from mutants.mutant import FolderMutant, MemoryMutant
-
-if TYPE_CHECKING:
-    from kvdock.batch import Batch, Outcome
+from kvdock.batch import Batch, Outcome
+from mutants.mutant import FolderMutant, MemoryMutant, entered, ungated
 
 
 class GateThatDoesNotClose(MemoryMutant):
@@ -23,10 +14,9 @@ class GateThatDoesNotClose(MemoryMutant):
     image_of = "a cancelled read whose result is copied although its future is done"
     caught_by = "test_an_abandoned_get_leaves_memory_alone"
 
-    def landed(self, batch: Batch, row: int, data: bytes) -> bool:
+    def landed(self, batch: Batch, row: int, data: bytes) -> Outcome:
         with entered(batch):
-            store_segments(batch, row, data)
-        return True
+            return ungated(batch).land(row, data)
 
 
 class CopiesOutsideTheGate(MemoryMutant):
@@ -35,12 +25,10 @@ class CopiesOutsideTheGate(MemoryMutant):
     image_of = "check, then act: a flag is read before the copy, not around it"
     caught_by = "test_an_abandoned_get_leaves_memory_alone"
 
-    def landed(self, batch: Batch, row: int, data: bytes) -> bool:
+    def landed(self, batch: Batch, row: int, data: bytes) -> Outcome:
         with entered(batch) as free:
             pass
-        if free:
-            store_segments(batch, row, data)
-        return free
+        return ungated(batch).land(row, data) if free else Outcome.TIMEOUT
 
 
 class LandsBeforeItAsks(MemoryMutant):
@@ -49,10 +37,10 @@ class LandsBeforeItAsks(MemoryMutant):
     image_of = "preadv into SGLang's page, which another request has by then"
     caught_by = "test_an_abandoned_get_leaves_memory_alone"
 
-    def landed(self, batch: Batch, row: int, data: bytes) -> bool:
-        store_segments(batch, row, data)
+    def landed(self, batch: Batch, row: int, data: bytes) -> Outcome:
+        ungated(batch).land(row, data)
         with entered(batch) as free:
-            return free
+            return Outcome.OK if free else Outcome.TIMEOUT
 
 
 class HashedAfterTheWrite(MemoryMutant):
@@ -64,7 +52,7 @@ class HashedAfterTheWrite(MemoryMutant):
     def taken(self, batch: Batch, row: int) -> bytes | None:
         with entered(batch) as free:
             pass
-        return load_segments(batch, row) if free else None
+        return ungated(batch).take(row) if free else None
 
 
 class GateHeldDuringReads(FolderMutant):

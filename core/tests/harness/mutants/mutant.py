@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
 
 from peer_reference import PeerReference
 from reference import FolderReference, MemoryReference, ShelfOracle
 from server_reference import ServerReference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvdock.batch import Batch
+
+
+def ungated(batch: Batch) -> Batch:
+    """Return a batch whose memory is touched at any time."""
+    return attrs.evolve(batch, gate=None)
+
+
+@contextmanager
+def entered(batch: Batch) -> Iterator[bool]:
+    """Pass a batch's gate; False if it is closed and memory must not be touched."""
+    free = batch.gate is None or batch.gate.enter()
+    try:
+        yield free
+    finally:
+        if free and batch.gate is not None:
+            batch.gate.leave()
 
 
 class Wrong:

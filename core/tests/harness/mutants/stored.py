@@ -14,13 +14,11 @@ from reference import (
     ReferenceSettings,
     Shelf,
     ShelfOracle,
-    load_segments,
     sealed,
-    store_segments,
 )
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from mutants.mutant import FolderMutant, MemoryMutant
+from mutants.mutant import FolderMutant, MemoryMutant, ungated
 
 
 class TruncatedAccepted(MemoryMutant):
@@ -234,9 +232,9 @@ class FirstSegmentOnly(MemoryMutant):
         if batch.operation is Operation.GET and batch.sizes.shape[1:] > (1,):
             result = super().run(handle, batch)
             for row in np.flatnonzero(result.ok):
-                first = load_segments(batch, int(row))[: int(batch.sizes[row, 0])]
-                whole = first * (int(batch.object_bytes[row]) // len(first) + 1)
-                store_segments(batch, int(row), whole)
+                first = (ungated(batch).take(row) or b"")[: int(batch.sizes[row, 0])]
+                nbytes = int(batch.object_bytes[row])
+                ungated(batch).land(row, (first * nbytes)[:nbytes])
             return result
         return super().run(handle, batch)
 
@@ -298,7 +296,7 @@ class SlotReused(MemoryMutant):
             found, until = self.data[slot], time.monotonic() + 0.02
             while self.data[slot] is found and time.monotonic() < until:
                 time.sleep(0.0005)
-            store_segments(batch, row, self.data[slot])
+            ungated(batch).land(row, self.data[slot])
             return Outcome.OK
         with self.guard:
             if batch.operation is Operation.DELETE and key in self.slots:
@@ -307,7 +305,7 @@ class SlotReused(MemoryMutant):
                 if not self.free:
                     self.free.append(self.slots.pop(next(iter(self.slots))))
                 self.slots[key] = self.free.pop(0)
-                self.data[self.slots[key]] = load_segments(batch, row)
+                self.data[self.slots[key]] = ungated(batch).take(row) or b""
         return Outcome.OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from pathlib import Path
@@ -91,14 +90,12 @@ class Store:
     def _one(self, batch, row, key):  # noqa: PLR0911 - one for each outcome
         if len(key) > self.env.max_key_size():
             return Outcome.REFUSED
-        pieces = list(zip(batch.addresses[row].tolist(), batch.sizes[row].tolist()))
         match batch.operation:
             case Operation.PUT:
-                data = b"".join(ctypes.string_at(at, nbytes) for at, nbytes in pieces)
                 try:
                     with self.env.begin(write=True) as txn:
                         # A key that is there keeps its bytes, and is OK.
-                        txn.put(key, data, overwrite=False)
+                        txn.put(key, batch.take(row), overwrite=False)
                 except self.full:
                     return Outcome.REFUSED
                 return Outcome.OK
@@ -113,16 +110,7 @@ class Store:
                         return Outcome.ABSENT
                     if batch.operation is Operation.EXISTS:
                         return Outcome.OK
-                    wanted = sum(nbytes for _, nbytes in pieces)
-                    if len(found) != wanted:
-                        short = len(found) < wanted
-                        return Outcome.SHORT if short else Outcome.LONG
-                    start = 0
-                    for at, nbytes in pieces:
-                        part = bytes(found[start : start + nbytes])
-                        ctypes.memmove(at, part, nbytes)
-                        start += nbytes
-                    return Outcome.OK
+                    return batch.land(row, found)
         return Outcome.REFUSED
 
     def _clear(self, prefix):

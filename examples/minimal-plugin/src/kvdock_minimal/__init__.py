@@ -1,7 +1,5 @@
 """Keeps pages in a dict: the least that a backend can be."""
 
-from ctypes import memmove, string_at
-
 from kvdock import KindSupport, Manifest, PoolKind, hookimpl
 
 
@@ -22,17 +20,17 @@ class Store(dict):
 
         if batch.operation in (Operation.DELETE, Operation.CLEAR):
             return BatchResult.all(batch, Outcome.REFUSED)
-        outcomes, lengths = [], []
-        sizes = batch.object_bytes.tolist()
-        for row, (key, nbytes) in enumerate(zip(batch.keys, sizes)):
+        outcomes = []
+        for row, key in enumerate(batch.keys):
             if batch.operation is Operation.PUT:
-                self.setdefault(key, string_at(int(batch.addresses[row, 0]), nbytes))
-            found = self.get(key)
-            if batch.operation is Operation.GET and found is not None:
-                memmove(int(batch.addresses[row, 0]), found, min(len(found), nbytes))
-            outcomes.append(Outcome.ABSENT if found is None else Outcome.OK)
-            lengths.append(len(found or b""))
-        return BatchResult(outcomes, lengths)
+                self.setdefault(key, batch.take(row))
+            if key not in self:
+                outcomes.append(Outcome.ABSENT)
+            elif batch.operation is Operation.GET:
+                outcomes.append(batch.land(row, self[key]))
+            else:
+                outcomes.append(Outcome.OK)
+        return BatchResult.of(batch, outcomes)
 
     def close(self):
         self.clear()

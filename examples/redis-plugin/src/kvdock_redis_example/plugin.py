@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 
@@ -112,12 +111,10 @@ class Store:
             return Outcome.REFUSED if put else Outcome.ERROR
 
     def _one(self, batch, row, key):  # noqa: PLR0911 - one for each outcome
-        pieces = list(zip(batch.addresses[row].tolist(), batch.sizes[row].tolist()))
         match batch.operation:
             case Operation.PUT:
-                data = b"".join(ctypes.string_at(at, nbytes) for at, nbytes in pieces)
                 # Not EXISTS and then SET: of two writers one would replace the other.
-                self.client.set(key, data, nx=True)
+                self.client.set(key, batch.take(row), nx=True)
                 return Outcome.OK
             case Operation.DELETE:
                 self.client.delete(key)
@@ -126,16 +123,7 @@ class Store:
                 return Outcome.OK if self.client.exists(key) else Outcome.ABSENT
             case Operation.GET:
                 found = self.client.get(key)
-                if found is None:
-                    return Outcome.ABSENT
-                wanted = sum(nbytes for _, nbytes in pieces)
-                if len(found) != wanted:
-                    return Outcome.SHORT if len(found) < wanted else Outcome.LONG
-                start = 0
-                for at, nbytes in pieces:
-                    ctypes.memmove(at, found[start : start + nbytes], nbytes)
-                    start += nbytes
-                return Outcome.OK
+                return Outcome.ABSENT if found is None else batch.land(row, found)
         return Outcome.REFUSED
 
     def _clear(self, head):
