@@ -15,7 +15,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import product
 from types import MappingProxyType
@@ -289,6 +289,105 @@ def _metrics() -> tuple[Metric, ...]:
 METRICS = _metrics()
 """All metrics."""
 
+_KINDS = {metric.name: metric.kind for metric in METRICS}
+
+Value = tuple[str, float, *tuple[str, ...]]
+"""Name of a metric, an amount or a value, and its labels without those of an origin."""
+
+
+def _of_store(event: events.StoreFilled) -> Iterator[Value]:
+    states = {
+        "used": event.used_bytes,
+        "failed": event.failed_bytes,
+        "others": event.other_bytes,
+    }
+    if event.limit_bytes:
+        states["limit"] = event.limit_bytes
+    if event.promise_limit_bytes:
+        states["promised"] = event.promised_bytes
+        states["promise_limit"] = event.promise_limit_bytes
+    for state, nbytes in states.items():
+        yield "kvdock_store_bytes", nbytes, event.backend, state
+    for tenant, use in event.tenants.items():
+        for state, nbytes in (
+            ("used", use.used_bytes),
+            ("quota", use.quota_bytes),
+            ("promised", use.promised_bytes),
+        ):
+            yield "kvdock_tenant_bytes", nbytes, event.backend, tenant, state
+
+
+_VALUES: Mapping[type, Callable[[Any], Iterable[Value]]] = MappingProxyType(
+    {
+        events.BreakerMoved: lambda of: [
+            ("kvdock_breaker_state", BREAKER_VALUES[of.state], of.backend, of.operation)
+        ],
+        events.CallsBehind: lambda of: [(_OUTLIVES[0], of.calls, of.backend)],
+        events.MemoryHeld: lambda of: [(_OUTLIVES[1], of.batches, of.backend)],
+        events.PagesHeld: lambda of: [
+            ("kvdock_pool_pages", of.pages, of.pool, "all"),
+            ("kvdock_pool_pages", of.leased, of.pool, "leased"),
+        ],
+        events.StoreFilled: _of_store,
+        events.PluginLoaded: lambda of: [
+            (_PLUGINS, 1, of.kind, of.name, of.distribution, of.version, of.path)
+        ],
+        events.PagesCopied: lambda of: [
+            *(
+                ("kvdock_copied_pages_total", pages, of.pool, of.source, of.target, how)
+                for how, pages in of.outcomes.items()
+            ),
+            ("kvdock_copied_bytes_total", of.nbytes, of.pool, of.source, of.target),
+            ("kvdock_copy_queue_bytes", of.queued_bytes, of.target),
+        ],
+        events.HintAnswered: lambda of: [
+            *([("kvdock_hints_total", 1, of.action, of.outcome)] if of.outcome else []),
+            *(
+                ("kvdock_hint_pages_total", pages, of.action, answer)
+                for answer, pages in of.pages.items()
+            ),
+        ],
+        events.LoadDecided: lambda of: [
+            (
+                "kvdock_load_decisions_total", 1, of.choice,
+                "yes" if of.acted else "no",
+            ),
+            ("kvdock_compute_tokens_per_second", of.tokens_per_s),
+            *(
+                ("kvdock_load_latency_seconds", latency_s, *where)
+                for where, (latency_s, _) in of.curves.items()
+            ),
+            *(
+                ("kvdock_load_bytes_per_second", rate, *where)
+                for where, (_, rate) in of.curves.items()
+            ),
+        ],
+        events.HostMemoryShared: lambda of: [
+            ("kvdock_host_memory_waits_total", 1),
+            ("kvdock_host_memory_wait_seconds_total", of.waited_s),
+            ("kvdock_host_memory_computed_tokens_total", of.computed_tokens),
+        ],
+        events.RowsSent: lambda of: [
+            ("kvdock_sent_rows_total", of.rows, of.pool, "all"),
+            ("kvdock_sent_rows_total", of.descriptors, of.pool, "joined"),
+        ],
+        events.SlotsExpected: lambda of: [
+            ("kvdock_slots", of.expected, of.pool, "expected"),
+            ("kvdock_slots", of.held, of.pool, "held"),
+            ("kvdock_landing_bytes", of.landing_bytes, of.pool, "all"),
+            ("kvdock_landing_bytes", of.landing_used, of.pool, "leased"),
+        ],
+        events.MessageRefused: lambda of: [
+            ("kvdock_messages_refused_total", 1, of.message, of.reason)
+        ],
+        events.RequestArrived: lambda of: [
+            ("kvdock_requests_total", 1, of.outcome),
+            ("kvdock_requests_bytes_total", of.nbytes),
+        ],
+    }
+)  # fmt: skip
+"""What each event says, where that is all it does."""
+
 
 class EventMetrics(ABC):
     """Turn events into values of metrics.
@@ -344,29 +443,16 @@ class EventMetrics(ABC):
             case events.BatchEnded():
                 self._count(event, whose)
                 self._watch(event, whose)
-            case events.BreakerMoved():
-                labels = (event.backend, event.operation, *whose)
-                value = BREAKER_VALUES[event.state]
-                self._set("kvdock_breaker_state", value, *labels)
-            case events.CallsBehind():
-                self._set(_OUTLIVES[0], event.calls, event.backend, *whose)
-            case events.MemoryHeld():
-                self._set(_OUTLIVES[1], event.batches, event.backend, *whose)
             case events.PoolRouted():
                 self._note_route(event, whose)
-            case events.PagesHeld():
-                held = "kvdock_pool_pages"
-                self._set(held, event.pages, event.pool, "all", *whose)
-                self._set(held, event.leased, event.pool, "leased", *whose)
-            case events.StoreFilled():
-                self._fill(event, whose)
-            case events.PluginLoaded():
-                about = (event.kind, event.name, event.distribution, event.version)
-                self._set(_PLUGINS, 1, *about, event.path, *whose)
+            case events.PagesRestored():
+                self._count_restored(event, whose)
             case events.PoolsDetached():
                 self._detach(whose)
-            case _:
-                self._count_engine(event, whose)
+            case _ if type(event) in _VALUES:
+                for name, value, *labels in _VALUES[type(event)](event):
+                    counts = _KINDS[name] is MetricKind.COUNTER
+                    (self._add if counts else self._set)(name, value, *labels, *whose)
 
     def _note_route(self, event: events.PoolRouted, whose: Whose) -> None:
         """Show where a pool goes, and its counters at 0.
@@ -400,24 +486,6 @@ class EventMetrics(ABC):
             self._origins[origin] = found
         return found
 
-    def _fill(self, event: events.StoreFilled, whose: Whose) -> None:
-        store = "kvdock_store_bytes"
-        self._set(store, event.used_bytes, event.backend, "used", *whose)
-        self._set(store, event.failed_bytes, event.backend, "failed", *whose)
-        self._set(store, event.other_bytes, event.backend, "others", *whose)
-        if event.limit_bytes:
-            self._set(store, event.limit_bytes, event.backend, "limit", *whose)
-        if event.promise_limit_bytes:
-            promised, most = event.promised_bytes, event.promise_limit_bytes
-            self._set(store, promised, event.backend, "promised", *whose)
-            self._set(store, most, event.backend, "promise_limit", *whose)
-        for name, one in event.tenants.items():
-            labels = (event.backend, name)
-            self._set("kvdock_tenant_bytes", one.used_bytes, *labels, "used", *whose)
-            self._set("kvdock_tenant_bytes", one.quota_bytes, *labels, "quota", *whose)
-            kept = one.promised_bytes
-            self._set("kvdock_tenant_bytes", kept, *labels, "promised", *whose)
-
     def _count(self, event: events.BatchEnded, whose: Whose) -> None:
         labels = (event.backend, event.pool, event.operation)
         self._sample("kvdock_batch_seconds", event.seconds, *labels, *whose)
@@ -449,65 +517,6 @@ class EventMetrics(ABC):
                 event.pool,
                 seen["exists"],
             )
-
-    def _count_engine(self, event: events.Event, whose: Whose) -> None:
-        """Count what an engine restored, copies, and what it and its peers sent."""
-        match event:
-            case events.PagesRestored():
-                self._count_restored(event, whose)
-            case events.PagesCopied():
-                self._count_copied(event, whose)
-            case events.HintAnswered():
-                self._count_hint(event, whose)
-            case events.LoadDecided():
-                self._show_decision(event, whose)
-            case events.HostMemoryShared():
-                name = "kvdock_host_memory"
-                self._add(f"{name}_waits_total", 1, *whose)
-                self._add(f"{name}_wait_seconds_total", event.waited_s, *whose)
-                tokens = event.computed_tokens
-                self._add(f"{name}_computed_tokens_total", tokens, *whose)
-            case events.RowsSent():
-                rows = "kvdock_sent_rows_total"
-                self._add(rows, event.rows, event.pool, "all", *whose)
-                self._add(rows, event.descriptors, event.pool, "joined", *whose)
-            case events.SlotsExpected():
-                pool = event.pool
-                self._set("kvdock_slots", event.expected, pool, "expected", *whose)
-                self._set("kvdock_slots", event.held, pool, "held", *whose)
-                area = "kvdock_landing_bytes"
-                self._set(area, event.landing_bytes, pool, "all", *whose)
-                self._set(area, event.landing_used, pool, "leased", *whose)
-            case events.MessageRefused():
-                name = "kvdock_messages_refused_total"
-                self._add(name, 1, event.message, event.reason, *whose)
-            case events.RequestArrived():
-                self._add("kvdock_requests_total", 1, event.outcome, *whose)
-                self._add("kvdock_requests_bytes_total", event.nbytes, *whose)
-
-    def _count_hint(self, event: events.HintAnswered, whose: Whose) -> None:
-        if event.outcome:
-            self._add("kvdock_hints_total", 1, event.action, event.outcome, *whose)
-        for answer, pages in event.pages.items():
-            labels = (event.action, answer, *whose)
-            self._add("kvdock_hint_pages_total", pages, *labels)
-
-    def _show_decision(self, event: events.LoadDecided, whose: Whose) -> None:
-        labels = (event.choice, "yes" if event.acted else "no", *whose)
-        self._add("kvdock_load_decisions_total", 1, *labels)
-        self._set("kvdock_compute_tokens_per_second", event.tokens_per_s, *whose)
-        for at, (latency_s, rate) in event.curves.items():
-            self._set("kvdock_load_latency_seconds", latency_s, *at, *whose)
-            self._set("kvdock_load_bytes_per_second", rate, *at, *whose)
-
-    def _count_copied(self, event: events.PagesCopied, whose: Whose) -> None:
-        where = (event.pool, event.source, event.target)
-        for outcome, pages in event.outcomes.items():
-            self._add("kvdock_copied_pages_total", pages, *where, outcome, *whose)
-        if event.nbytes:
-            self._add("kvdock_copied_bytes_total", event.nbytes, *where, *whose)
-        queue = "kvdock_copy_queue_bytes"
-        self._set(queue, event.queued_bytes, event.target, *whose)
 
     def _count_restored(self, event: events.PagesRestored, whose: Whose) -> None:
         for pool, pages in event.pages.items():
