@@ -1,4 +1,4 @@
-"""Threads that help one call: they run what is queued, and end with the process.
+"""Threads that help calls: they run what is queued, and end with the process.
 
 `concurrent.futures` joins its threads when the interpreter ends, so a read that
 never ends would keep the process.
@@ -6,12 +6,14 @@ never ends would keep the process.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import SimpleQueue
 
-_Calls = SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
+log = logging.getLogger("kvdock")
+
+_Calls = SimpleQueue[Callable[[], object] | None]
 
 
 class DaemonThreads:
@@ -24,45 +26,48 @@ class DaemonThreads:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Queue a call; the threads run calls in order of submission.
+    def submit(self, call: Callable[[], object], times: int = 1) -> None:
+        """Queue a call once for each of so many threads, as far as there are any.
+
+        The threads run calls in order of submission. What one raises is logged.
 
         Raises:
             RuntimeError: If no thread can be started.
         """
         with self._lock:
-            if len(self._threads) < self._most:
+            for number in range(
+                len(self._threads), min(self._most, len(self._threads) + times)
+            ):
                 thread = threading.Thread(
                     target=_serve,
                     args=(self._calls,),
-                    name=f"{self._name}-{len(self._threads)}",
+                    name=f"{self._name}-{number}",
                     daemon=True,
                 )
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    if not number:
+                        raise
+                    break
                 self._threads.append(thread)
-        future: Future[None] = Future()
-        self._calls.put((future, call))
-        return future
+            for _ in range(min(times, len(self._threads))):
+                self._calls.put(call)
 
     def close(self, *, wait: bool = True) -> None:
         """End the threads, and wait for them; a later call starts new ones."""
         with self._lock:
             ending, self._threads = self._threads, []
-        for _ in ending:
-            self._calls.put(None)
+            for _ in ending:
+                self._calls.put(None)
         for thread in ending if wait else ():
             thread.join()
 
 
 def _serve(calls: _Calls) -> None:
-    while asked := calls.get():
-        future, call = asked
-        if future.set_running_or_notify_cancel():
-            try:
-                call()
-            except BaseException as error:  # noqa: BLE001 - raised in the caller
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-        # A call references a batch and its memory.
-        del asked, future, call
+    while call := calls.get():
+        try:
+            call()
+        except BaseException:  # a defect of ours: the thread goes on
+            log.exception("a call on thread %s", threading.current_thread().name)
+        del call  # it references a batch and its memory

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from contextlib import suppress
+
+from kvdock.daemon_threads import DaemonThreads
 
 Work = Callable[[int, int], None]
 """Moves what is numbered from the first number up to, not including, the second."""
@@ -66,49 +68,16 @@ class Helpers:
     """Helper threads, each started when it is first needed."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads = DaemonThreads(most)
+        # They end with the engine, which waits for them.
+        self.close = self._threads.close
 
     def share(self, work: Work, tasks: Tasks) -> None:
         """Do tasks on this thread, and on as many helpers as there are tasks for."""
         job = _Job(work, tasks)
         try:
-            for _ in range(min(len(tasks) - 1, self._started(len(tasks) - 1))):
-                self._jobs.put(job)
+            with suppress(RuntimeError):  # a limit of the system: nobody helps
+                self._threads.submit(job.help, len(tasks) - 1)
             job.run()
         finally:
             job.end()
-
-    def _started(self, wanted: int) -> int:
-        """Start up to so many threads, if that can be done; return how many run."""
-        with self._lock:
-            while len(self._threads) < min(wanted, self._most):
-                thread = threading.Thread(
-                    target=_serve,
-                    args=(self._jobs,),
-                    name=f"kvdock-io-{len(self._threads)}",
-                    daemon=True,
-                )
-                try:
-                    thread.start()
-                except RuntimeError:
-                    break
-                self._threads.append(thread)
-            return len(self._threads)
-
-    def close(self) -> None:
-        """End the threads, and wait for them; a later call starts new ones."""
-        with self._lock:
-            ending, self._threads = self._threads, []
-        for _ in ending:
-            self._jobs.put(None)
-        for thread in ending:
-            thread.join()
-
-
-def _serve(jobs: SimpleQueue[_Job | None]) -> None:
-    while job := jobs.get():
-        job.help()
-        del job  # it references the memory of a call

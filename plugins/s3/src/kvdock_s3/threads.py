@@ -112,8 +112,7 @@ class RequestThreads:
 
     def start(self, job: Job) -> None:
         """Let the threads work on a job."""
-        for _ in range(min(self._number, job.rows)):
-            self._threads.submit(partial(self._work, job))
+        self._threads.submit(partial(self._work, job), min(self._number, job.rows))
 
     def close(self) -> None:
         """End the threads, each after the row that it is at."""
