@@ -336,6 +336,9 @@ class BatchResult:
             for none of them.
         expire_at: int64 (n,), when objects of a GET expire, in seconds since 1970, 0
             for never; None for never.
+        cause: What a store knows of why: "full" where it refuses for lack of room,
+            "key" where it lacks a key, "deleted" in the first answer after all that
+            it held was deleted under it.
     """
 
     outcomes: OutcomeArray = attrs.field(converter=_as_codes)
@@ -343,6 +346,7 @@ class BatchResult:
     hold: MemoryHold | None = None
     kept: BoolArray | None = attrs.field(default=None, repr=False)
     expire_at: Int64Array | None = attrs.field(default=None, repr=False)
+    cause: str = ""
 
     @classmethod
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:
