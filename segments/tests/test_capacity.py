@@ -361,7 +361,7 @@ def test_what_has_no_room_is_refused_with_that_as_its_cause(
     open_depot: OpenDepot,
 ) -> None:
     depot = open_depot(quota=QUOTA)
-    numbers = range(2 * QUOTA // PAGE_BYTES)
+    numbers = range(2 * QUOTA // 8192)
     results = [depot.put(numbers[at : at + 16]) for at in numbers[::16]]
     assert not results[0].cause
     depot.there(numbers)

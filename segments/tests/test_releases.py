@@ -156,7 +156,7 @@ def test_a_namespace_that_is_opened_meanwhile_keeps_its_pages(
     late = release(1, root_quota=80 * MIB)
     late.store.capacity()  # it looks, and sees one that is not open
     again = release(0, root_quota=80 * MIB)
-    elsewhere = late.store._allocator.elsewhere  # noqa: SLF001 - its list is old now
+    elsewhere = late.store._allocator.elsewhere
     assert elsewhere.unused_bytes() > 0
     assert not elsewhere.evict_segment()
     assert sum(again.there(PAGES)) == len(PAGES)
@@ -216,6 +216,6 @@ def test_a_disk_that_fails_costs_no_other_namespace(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     second = release(1)
-    monkeypatch.setattr(type(second.store._engine), "preallocate", fail)  # noqa: SLF001 - its disk
+    monkeypatch.setattr(type(second.store._engine), "preallocate", fail)
     assert served(second) == (0, 0)
     assert pages_of(tmp_path / "kv", 0) == len(PAGES)

@@ -74,11 +74,12 @@ def serving(  # noqa: C901 - two servers in one
             given = Asked(ids(prompt), most, salt, name, body.get("kv_hints"))
             tokens, logs, cached = self.ask(given)
             pairs = [[log, one, None] for log, one in zip(logs, tokens, strict=True)]
-            meta = {"output_token_logprobs": pairs, "cached_tokens": cached}
+            meta: dict[str, Any] = {"output_token_logprobs": pairs}
+            meta["cached_tokens"] = cached
             if cached:
-                restored = cached - in_memory
-                meta["cached_tokens_details"] = {"device": in_memory, "host": 0}
-                meta["cached_tokens_details"] |= {"storage": restored}
+                meta["cached_tokens_details"] = {
+                    "device": in_memory, "host": 0, "storage": cached - in_memory,
+                }  # fmt: skip
             self.say({"text": "", "meta_info": meta})
 
         def vllm(self, body: dict[str, Any]) -> None:

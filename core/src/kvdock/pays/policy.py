@@ -96,7 +96,7 @@ class LoadLimit:
     def over(self) -> bool:
         """Return whether it ends the load by now, before the load's own deadline."""
         ends_s = self.deadline_s
-        return self.cut or ends_s < self._latest_s and self._clock() >= ends_s
+        return self.cut or (ends_s < self._latest_s and self._clock() >= ends_s)
 
     def until(self, deadline_s: float) -> float:
         """Return the earlier one of a deadline and of this limit; begins the load."""

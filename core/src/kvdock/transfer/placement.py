@@ -455,7 +455,7 @@ class Placement:
         return outcomes
 
     def _notify_deleted(self) -> None:
-        """Say that all that was stored is gone, as of a clear that nothing asked for."""
+        """Say that all that was stored is gone: a clear that nothing asked for."""
         if self.channel.observes_pages:
             cleared = np.full(1, _OK, np.uint8)
             self.notify_pages(Operation.CLEAR, (), cleared, _DELETED)

@@ -380,8 +380,6 @@ def test_a_prompt_that_the_engine_has_itself(
         CacheRequestHandle("r", 0), *given, matched_prefix_tokens=list(tokens)
     )
     cache.cache_controller.detach_storage_backend()
-    assert why(tmp_path, "r") == (
-        0,
-        "Storage was not asked for this request: the engine had it in its own memory, "
-        "all but a rest that is too short to ask for.",
-    )
+    code, said = why(tmp_path, "r")
+    assert code == 0
+    assert "the engine had it in its own memory, all but a rest that is too" in said
