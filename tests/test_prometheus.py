@@ -62,10 +62,15 @@ tell(BreakerMoved(backend="b", operation=Operation.GET, state="open"))
 tell(CallsBehind(backend="b", calls=3))
 tell(MemoryHeld(backend="b", batches=2))
 tell(PagesHeld(pool="kv", pages=8, leased=2))
-room = {"acme": TenantUse(used_bytes=9, quota_bytes=10, promised_bytes=1)}
-tell(StoreFilled(backend="b", used_bytes=99, limit_bytes=100, tenants=room))
+room = {"acme": TenantUse(used_bytes=10, quota_bytes=10, promised_bytes=1)}
+full = dict(failed_bytes=1, promised_bytes=9, promise_limit_bytes=9, other_bytes=999)
+full |= dict(limit_bytes=100, tenants=room)
+tell(StoreFilled(backend="b", used_bytes=9999, **full))
+began_s = time.monotonic()
 tell(SlotsExpected(pool="kv", expected=4, held=1, landing_bytes=9, landing_used=1))
 while True:
+    if time.monotonic() > began_s + 5:  # it was deleted
+        tell(StoreFilled(backend="b", used_bytes=99, **full))
     tell(RowsSent(pool="kv", rows=8, descriptors=2))
     tell(RequestArrived(outcome="arrived", nbytes=100))
     tell(MessageRefused(message="ticket", reason="used"))
@@ -75,13 +80,14 @@ while True:
     common = dict(backend="b", pool="kv", nbytes=100, seconds=0.01)
     for operation in Operation:
         ended = {Outcome.OK: 5, Outcome.CORRUPT: 1, Outcome.REFUSED: 1}
+        ended |= {Outcome.TIMEOUT: 1}
         tell(BatchEnded(operation=operation, outcomes=ended, **common))
     copy = dict(pool="kv", source="b", target="far", nbytes=100, queued_bytes=9)
     tell(PagesCopied(promoted=False, outcomes={"copied": 4, "dropped": 1}, **copy))
     tell(PagesRestored(pages={"kv": 4}, target=4, draft=1))
     hint = dict(request="r", action="kvdock.retain")
     tell(HintAnswered(outcome="taken", **hint))
-    tell(HintAnswered(pool="kv", pages={"accepted": 4}, **hint))
+    tell(HintAnswered(pool="kv", pages={"accepted": 4, "clipped": 1}, **hint))
     known = dict(tokens_per_s=900.0, curves={("b", "kv"): (0.001, 1e9)})
     spent = dict(wait_s=0.0, load_s=0.1, compute_s=0.2)
     tell(LoadDecided(

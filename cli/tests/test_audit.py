@@ -78,6 +78,7 @@ def test_a_prompt_that_differs_can_be_reproduced(audit: Audit, engine: str) -> N
     )
     assert one["restored"] == {
         "tokens": [1, 2, 9, 9], "logprobs": [-0.5, -0.25, -3.0, -1.0], "cached": 2,
+        "restored": 2 if engine == "sglang" else None,
     }  # fmt: skip
     assert one["anew"]["tokens"] == [1, 2, 3, 4]
     assert (one["same_tokens"], one["largest"]) == (2, 2.0)
@@ -115,6 +116,19 @@ def test_what_was_not_restored_is_not_counted(audit: Audit) -> None:
     assert code == 1
     assert said.startswith("None of the prompts was restored, so nothing was compared.")
     assert len(asked) == 3
+
+
+def test_what_the_engine_has_in_its_own_memory_is_not_restored(audit: Audit) -> None:
+    with serving("sglang", sound, in_memory=64) as (url, asked):
+        code, said = audit(url)
+        data = json.loads(audit(url, "--json")[1])
+    assert code == 1
+    assert said.startswith("None of the prompts was restored, so nothing was compared.")
+    assert "Of 3 prompts the engine had in its own memory what was cached" in said
+    assert (data["restored"], data["in_memory"], len(asked)) == (0, 3, 6)
+    with serving("sglang", sound, in_memory=16) as (url, _):
+        data = json.loads(audit(url, "--json")[1])
+    assert (data["restored"], data["restored_tokens"]) == (3, 3 * 48)
 
 
 def test_an_engine_that_does_not_say_what_it_restored(audit: Audit) -> None:

@@ -355,3 +355,15 @@ def test_a_second_change_within_a_clock_tick_is_seen(
     (folder / "beside").write_bytes(bytes(1000))
     os.utime(folder, ns=(tick_ns, tick_ns))  # the resolution of most kernels
     assert depot.store.usage().namespace_bytes == before + 1000
+
+
+def test_what_has_no_room_is_refused_with_that_as_its_cause(
+    open_depot: OpenDepot,
+) -> None:
+    depot = open_depot(quota=QUOTA)
+    numbers = range(2 * QUOTA // 8192)
+    results = [depot.put(numbers[at : at + 16]) for at in numbers[::16]]
+    assert not results[0].cause
+    depot.there(numbers)
+    whole = depot.put(numbers)
+    assert (whole.ok.all(), whole.cause) == (False, "full")

@@ -32,9 +32,13 @@ def ids(prompt: str | list[int]) -> list[int]:
 
 @contextmanager
 def serving(  # noqa: C901 - two servers in one
-    engine: str, answer: Answer
+    engine: str, answer: Answer, in_memory: int = 0
 ) -> Iterator[tuple[str, list[Asked]]]:
-    """Serve until the block ends; yield the address, and what was asked."""
+    """Serve until the block ends; yield the address, and what was asked.
+
+    `in_memory` of the cached tokens come from the engine's own memory, which SGLang
+    says.
+    """
     asked: list[Asked] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -70,7 +74,12 @@ def serving(  # noqa: C901 - two servers in one
             given = Asked(ids(prompt), most, salt, name, body.get("kv_hints"))
             tokens, logs, cached = self.ask(given)
             pairs = [[log, one, None] for log, one in zip(logs, tokens, strict=True)]
-            meta = {"output_token_logprobs": pairs, "cached_tokens": cached}
+            meta: dict[str, Any] = {"output_token_logprobs": pairs}
+            meta["cached_tokens"] = cached
+            if cached:
+                meta["cached_tokens_details"] = {
+                    "device": in_memory, "host": 0, "storage": cached - in_memory,
+                }  # fmt: skip
             self.say({"text": "", "meta_info": meta})
 
         def vllm(self, body: dict[str, Any]) -> None:

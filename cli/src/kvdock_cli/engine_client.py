@@ -28,11 +28,13 @@ class Completion:
     Args:
         cached: Tokens of the prompt that it did not compute; None where it does not
             say.
+        restored: Those of them that storage gave; None where it does not say.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     cached: int | None
+    restored: int | None = None
 
 
 @attrs.frozen
@@ -116,6 +118,7 @@ class EngineClient:
                 tokens=tuple(int(one[1]) for one in found),
                 logprobs=tuple(float(one[0]) for one in found),
                 cached=meta.get("cached_tokens"),
+                restored=(meta.get("cached_tokens_details") or {}).get("storage"),
             )
         body |= {
             "model": self.model, "prompt": prompt, "max_tokens": tokens,

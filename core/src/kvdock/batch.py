@@ -401,6 +401,9 @@ class BatchResult:
             for none of them.
         expire_at: int64 (n,), when objects of a GET expire, in seconds since 1970, 0
             for never; None for never.
+        cause: What a store knows of why: "full" where it refuses for lack of room,
+            "key" where it lacks a key, "deleted" in the first answer after all that
+            it held was deleted under it.
     """
 
     outcomes: OutcomeArray
@@ -408,6 +411,7 @@ class BatchResult:
     hold: MemoryHold | None
     kept: BoolArray | None = attrs.field(repr=False)
     expire_at: Int64Array | None = attrs.field(repr=False)
+    cause: str
 
     def __init__(
         self,
@@ -416,6 +420,7 @@ class BatchResult:
         hold: MemoryHold | None = None,
         kept: BoolArray | None = None,
         expire_at: Int64Array | None = None,
+        cause: str = "",
     ) -> None:
         if type(outcomes) is not np.ndarray or outcomes.dtype != np.uint8:
             outcomes = _as_codes(outcomes)
@@ -426,6 +431,7 @@ class BatchResult:
         _set(self, "hold", hold)
         _set(self, "kept", kept)
         _set(self, "expire_at", expire_at)
+        _set(self, "cause", cause)
 
     @classmethod
     def of(cls, batch: Batch, outcomes: npt.ArrayLike) -> BatchResult:

@@ -123,7 +123,8 @@ class PagesAnswered:
         held_back: Why no backend was asked: "breaker" for one that is open, "queue"
             for a full queue of transfers, "expired" where their time is over, "pays"
             where the rest of a load is sooner computed, "key" where what is sealed
-            cannot be opened; else "".
+            cannot be opened or sealed, "full" for lack of room, "deleted" of a clear
+            that nothing asked for; else "".
         slice_name: Which part of each page this process has, as a coordinate: ranks
             that divide a page in other ways store other objects.
         request: The engine's request, where that is known.
@@ -148,8 +149,9 @@ class LookupSkipped:
 
     Args:
         reason: "rate_limit" where too much is loaded already, "too_short" where the
-            engine asks for no prefix of this length, "pays" where computing was
-            expected to be faster.
+            engine asks for no prefix of this length, "own_memory" where it has all but
+            such a rest itself, "weights" where they were replaced, "pays" where
+            computing was expected to be faster, "learn" where it was measured.
     """
 
     request: str

@@ -153,3 +153,27 @@ def test_an_exploring_load_that_goes_well_has_the_time_of_any_other() -> None:
     clock.now_s = 0.2
     assert not limit.reached(0.4)
     assert limit.deadline_s == pytest.approx(1.05)
+
+
+def test_computing_is_learned_where_only_short_rests_are_computed() -> None:
+    slow = Store(bytes_per_s=20e9, latency_s=1.5)
+    found = StandIn(Engine(), slow, tail_tokens=8)
+    for _ in range(12):
+        found.request()
+    choices = [one.choice for one in found.events]
+    assert choices[:4] == ["unknown", "unknown", "learn", "learn"]
+    # A piece is computed, and all but that is loaded.
+    assert all(found.pages // 2 < one.pages < found.pages for one in found.events[2:4])
+    assert {one.reason for one in found.skipped[:2]} == {"learn"}
+    assert set(choices[4:]) == {"compute"}
+    assert found.request() == pytest.approx(Engine().seconds(0, found.end))
+
+
+def test_nothing_is_left_out_to_learn_where_that_would_take_long() -> None:
+    found = StandIn(Engine(), SLOW, tail_tokens=8)
+    restorable = np.zeros(found.pages + 1, np.bool_)
+    restorable[[0, -1]] = True
+    ends = np.arange(found.pages + 1) * 16
+    for _ in range(6):
+        whole = Prefix("r", restorable, np.zeros(len(ends)), ends, found.end, {})
+        assert found.policy.decide(whole).pages == found.pages

@@ -20,7 +20,7 @@ from shelf import Engine, Shelf, attention, draft, hashes, memory_at, patient, s
 
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
 from kvdock.config.tenants import read_tenants, salt_digest, tenant_number
-from kvdock.events import requested_by
+from kvdock.events import requested_by, stored_for
 from kvdock.journal import Cause, explain, read_journal
 from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.namespace import Namespace
@@ -200,6 +200,25 @@ def test_a_journal_says_that_a_key_is_missing(
     answer = explain(partial(read_journal, tmp_path / "journal"), request="r")
     assert answer.pools[0].causes == {Cause.KEY: len(names)}
     assert "it is sealed, and its key is missing" in answer.verdict
+
+
+def test_a_tenant_without_a_key_is_named_by_log_and_journal(
+    keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(JournalSettings(dir=tmp_path / "journal"))
+    core = patient(tenants={"bell": {"salt": "b"}})
+    engine = sealed(keys, observers=[journal], core=core)
+    with engine.attachment:
+        names = hashes(2)
+        with stored_for(tenant_number(salt_digest("b"))):
+            engine.attachment.put(names, engine.where([0, 1]))
+        with requested_by("r"):
+            engine.attachment.exists(names)
+        assert journal.flush(10)
+    answer = explain(partial(read_journal, tmp_path / "journal"), request="r")
+    assert answer.pools[0].causes == {Cause.KEY: len(names)}
+    (said,) = [one for one in caplog.messages if "key" in one]
+    assert "pages of tenant 'bell' are not stored" in said
 
 
 def test_each_tenant_has_a_key_of_its_own(keys: Path) -> None:

@@ -114,7 +114,7 @@ class SegmentStore(ClosedAfterUse):
         self._failures = ThrottledLog(log, at_powers_of_two)
         self._tracked = TrackedKeys()
         self._namespace_fd = -1
-        self._awaits_room = False
+        self._awaits_room = self._deleted = False
         self._opening: dict[int, threading.Lock] = {}
         paths.check_namespace(place.namespace)
         for size in place.object_bytes:
@@ -278,7 +278,7 @@ class SegmentStore(ClosedAfterUse):
             with suppress(OSError):
                 return self._run(batch)
         if failure.errno in _NO_ROOM and batch.operation is Operation.PUT:
-            return BatchResult.all(batch, Outcome.REFUSED)
+            return _full(batch)
         self.counts["batches_failed"] += 1
         self._failures.warning(
             "unusable", f"store {self.place.root} cannot be used: {failure}"
@@ -290,16 +290,26 @@ class SegmentStore(ClosedAfterUse):
             self._check_gone()
         match batch.operation:
             case Operation.GET:
-                return self._quick.get(batch) or self._reader.get(batch)
+                result = self._quick.get(batch) or self._reader.get(batch)
+                return self._with_loss(result) if self._deleted else result
             case Operation.EXISTS:
-                return self._reader.exists(batch)
+                result = self._reader.exists(batch)
+                return self._with_loss(result) if self._deleted else result
             case Operation.PUT:
+                refused = self.counts.get("segments_refused", 0)
                 result = self._quick.put(batch) or self._writer.put(batch)
+                if self.counts.get("segments_refused", 0) > refused:
+                    result = attrs.evolve(result, cause="full")
                 if self._tracked.limit:
                     self._track(batch, result)
                 return result
             case _:
                 return self._run_rarely(batch)
+
+    def _with_loss(self, result: BatchResult) -> BatchResult:
+        """Say in one answer that all that was stored has been deleted."""
+        self._deleted = False
+        return attrs.evolve(result, cause="deleted")
 
     def _run_rarely(self, batch: Batch) -> BatchResult:
         match batch.operation:
@@ -315,7 +325,9 @@ class SegmentStore(ClosedAfterUse):
     def _run_without_room(self, batch: Batch) -> BatchResult:
         """Answer for a namespace or a pool that no folder could be made for."""
         match batch.operation:
-            case Operation.PUT | Operation.SEND:
+            case Operation.PUT:
+                return _full(batch)
+            case Operation.SEND:
                 return BatchResult.all(batch, Outcome.REFUSED)
             case Operation.EXISTS | Operation.GET | Operation.RETAIN:
                 return BatchResult.all(batch, Outcome.ABSENT)
@@ -360,6 +372,7 @@ class SegmentStore(ClosedAfterUse):
                     paths.replace_folder(self._namespace_fd, self._open_namespace())
                 self._catalog.recreate_folders(moved=moved)
                 self.counts["reopened"] += 1
+                self._deleted = True
                 log.warning(
                     "store %s was %s in use: it is created again%s",
                     root,
@@ -563,6 +576,12 @@ def _lacks_room(error: BaseException) -> bool:
     """Return whether a folder could not be made because a disk is full."""
     cause = error.__cause__ if isinstance(error, KvdockError) else error
     return isinstance(cause, OSError) and cause.errno in _NO_ROOM
+
+
+def _full(batch: Batch) -> BatchResult:
+    """Refuse a put for lack of room."""
+    refused = BatchResult.all(batch, Outcome.REFUSED)
+    return attrs.evolve(refused, cause="full")
 
 
 def _cleared(batch: Batch, own: str) -> BatchResult:

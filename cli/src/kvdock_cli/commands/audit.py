@@ -50,7 +50,7 @@ def audit(
     given = read_prompts(prompts)
     client = EngineClient.find(url, within_s=patience(within, "--within"))
     found: list[report.Compared] = []
-    computed, next_s = 0, 0.0
+    computed, in_memory, next_s = 0, 0, 0.0
 
     def complete(prompt: Prompt, salt: str = "") -> Completion:
         nonlocal next_s
@@ -63,6 +63,8 @@ def audit(
             restored = complete(prompt)
             if restored.cached == 0:
                 computed += 1
+            elif restored.restored == 0:
+                in_memory += 1
             else:
                 salt = f"{AUDITED}{secrets.token_hex(16)}"
                 anew = complete(prompt, salt)
@@ -81,7 +83,11 @@ def audit(
                 )
             bar.advance()
     done = report.Audit(
-        client=client, tolerance=tolerance, compared=tuple(found), computed=computed
+        client=client,
+        tolerance=tolerance,
+        compared=tuple(found),
+        computed=computed,
+        in_memory=in_memory,
     )
     return emit(report.report(done), as_json=json)
 

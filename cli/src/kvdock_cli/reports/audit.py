@@ -37,12 +37,19 @@ class Compared:
 
 @attrs.frozen(kw_only=True)
 class Audit:
-    """The result for all prompts of a file; `computed` of them were not restored."""
+    """The result for all prompts of a file.
+
+    Args:
+        computed: Prompts of which nothing was cached.
+        in_memory: Prompts of which storage gave nothing, and the engine's own memory
+            what was cached.
+    """
 
     client: EngineClient
     tolerance: float
     compared: tuple[Compared, ...]
     computed: int
+    in_memory: int = 0
 
     @property
     def differing(self) -> tuple[Compared, ...]:
@@ -73,6 +80,11 @@ def report(found: Audit) -> Report:
             f"Of {found.computed} prompts nothing was cached: send them once, and ask "
             "again when the engine has stored them."
         )
+    if found.in_memory:
+        blocks.append(
+            f"Of {found.in_memory} prompts the engine had in its own memory what was "
+            "cached: empty that, as with /flush_cache of SGLang, and ask again."
+        )
     if any(one.restored.cached is None for one in found.compared):
         blocks.append(
             "The engine does not say what it restored: start vLLM with "
@@ -83,7 +95,13 @@ def report(found: Audit) -> Report:
         "tolerance": found.tolerance,
         "restored": len(found.compared),
         "computed": found.computed,
-        "restored_tokens": sum(one.restored.cached or 0 for one in found.compared),
+        "in_memory": found.in_memory,
+        "restored_tokens": sum(
+            one.restored.cached or 0
+            if one.restored.restored is None
+            else one.restored.restored
+            for one in found.compared
+        ),
         "largest": max((one.largest for one in found.compared), default=0.0),
         "differing": found.differing,
     }

@@ -165,15 +165,25 @@ def listing(
     if not surveys:
         blocks = ["no page is promised or expires" if retained else _EMPTY]
     if unused:
+        by_use = sorted(unused, key=lambda one: one.used_ns)
         lines = [
-            f"{one.namespace[:SHORT]}: not used for "
-            f"{format_age((now_ns - one.used_ns) / 1e9)}, {format_bytes(one.file_bytes)}"
-            for one in sorted(unused, key=lambda one: one.used_ns)
+            f"{one.namespace[:SHORT]}: {_unused_for(now_ns, one.used_ns)}, "
+            f"{format_bytes(one.file_bytes)}"
+            for one in by_use
         ]
-        blocks += ["", "No process has these open; they make way where there is no room:"]
+        blocks += [
+            "",
+            "No process has these open; they make way where there is no room:",
+        ]
         blocks += _few(lines)
     data = {"namespaces": surveys, "unused": [one.namespace for one in unused]}
     return _report("ls", data, blocks)
+
+
+def _unused_for(now_ns: int, used_ns: int) -> str:
+    if not used_ns:
+        return "never used"
+    return f"not used for {format_age((now_ns - used_ns) / 1e9)}"
 
 
 def survey(found: NamespaceSurvey) -> Report:

@@ -76,6 +76,10 @@ class Cause(StrictEnum):
     PAYS = "pays"
     HOST_MEMORY = "host_memory"
     KEY = "key"
+    DELETED = "deleted"
+    WEIGHTS = "weights"
+    OWN_MEMORY = "own_memory"
+    LEARN = "learn"
 
     @property
     def what(self) -> str:
@@ -161,6 +165,7 @@ class RequestAnswer:
         differences: In what the namespace differs from the one that has the pages.
         lost_records: Records that the journal lost meanwhile: it may lack a reason.
         cut: Whether the engine had no room for all that could be restored.
+        skipped: Why the engine did not ask, or not for all; "" if it did.
     """
 
     request: str
@@ -175,11 +180,16 @@ class RequestAnswer:
     differences: tuple[Difference, ...] = ()
     lost_records: int = 0
     cut: bool = False
+    skipped: str = ""
 
     @property
     def ok(self) -> bool:
-        """Return whether storage was asked, had all of it, and it had room."""
-        return 0 < self.pages <= self.restorable and not self.cut
+        """Return whether nothing was missing: storage had all of it, and it had room.
+
+        What the engine has in its own memory is not asked for.
+        """
+        whole = 0 < self.pages <= self.restorable and not self.cut
+        return whole or (not self.pages and self.skipped == Cause.OWN_MEMORY)
 
 
 Read = Callable[[], Iterable[JournalRecord]]
@@ -245,7 +255,7 @@ def explain(
         _Case(question, rank, pasts, unknown).answer() for rank in question.ranks
     ]
     found = min(answers, key=lambda one: one.restorable)
-    if question.skipped in (Cause.PAYS, Cause.HOST_MEMORY):
+    if question.skipped in (Cause.PAYS, Cause.LEARN, Cause.HOST_MEMORY):
         cause = Cause(question.skipped)
         what = cause.what.format_map(defaultdict(lambda: "?", question.sizes))
         verdict = f"{found.verdict} Not all of it was loaded: {what}."
@@ -286,7 +296,9 @@ def explain_prompt(
             f"The prompt is {missing} short of a page of {page}, and only whole pages "
             f"are stored: its last {rest} tokens are computed."
         )
-    if answer is not None and (answer.pages or not short):
+    if answer is not None and (
+        answer.pages or not short or answer.skipped != Cause.TOO_SHORT
+    ):
         if answer.ok and short:
             return attrs.evolve(answer, verdict=f"{short} {answer.verdict}")
         return answer
@@ -374,6 +386,7 @@ class _Question:
             self.namespace,
             self.at_s,
             lost_records=self.lost_records,
+            skipped=self.skipped,
             **more,
         )
 
@@ -494,7 +507,9 @@ def _pasts(read: Read, question: _Question) -> _Pasts:
                     if namespace == record.namespace and (
                         record.backend in past.ends_s
                     ):
-                        past.lose(record.backend, Cause.CLEARED)
+                        deleted = record.held_back == Cause.DELETED
+                        cause = Cause.DELETED if deleted else Cause.CLEARED
+                        past.lose(record.backend, cause)
             continue
         part = (record.namespace, record.slice_name or record.pool)
         attached = question.attached.get(record.namespace, {}).get(record.rank)

@@ -239,8 +239,8 @@ def _metrics() -> tuple[Metric, ...]:
         ),
         Metric(
             "kvdock_load_decisions_total", counter,
-            "Decisions how much of a prefix is loaded: all, part, compute, explore, or "
-            "unknown; acted is no where they were only counted.",
+            "Decisions how much of a prefix is loaded: all, part, compute, explore, "
+            "learn, or unknown; acted is no where they were only counted.",
             ("choice", "acted"),
         ),
         Metric(

@@ -36,6 +36,12 @@ _TRY_EVERY = 5.0
 """Pause between two explorations, in times of computing: they cost 5 % at most."""
 _TRY_AFTER_S = 0.5
 """Least such pause."""
+_LEARN_AFTER = 2
+"""Requests that are loaded before what computing takes is measured."""
+_LEARN_TOKENS = 512
+"""Least tokens of such a piece."""
+_LEARN_MOST = 4 * _LEARN_TOKENS
+"""Most of them: where no shorter prefix can be restored, all is loaded."""
 _PATIENCE = 1.25
 """Factor by which a load may seem slower than computing until it is cut."""
 _SAY_EVERY_S = 60.0
@@ -56,6 +62,9 @@ class Choice(StrictEnum):
     EXPLORE = "explore"
     """Begin to load although computing seems faster, since loads were last measured
     too long ago; what does not go well is cut early."""
+    LEARN = "learn"
+    """Load its beginning and compute a piece, which says what computing takes: all that
+    was computed before was too short to tell."""
     UNKNOWN = "unknown"
     """Load all of it, since one of the curves is not known."""
 
@@ -82,6 +91,12 @@ class LoadLimit:
     def gain_s(self) -> float:
         """Seconds of computing that the load spares."""
         return float(self.compute_s[0] - self.compute_s[-1])
+
+    @property
+    def over(self) -> bool:
+        """Return whether it ends the load by now, before the load's own deadline."""
+        ends_s = self.deadline_s
+        return self.cut or (ends_s < self._latest_s and self._clock() >= ends_s)
 
     def until(self, deadline_s: float) -> float:
         """Return the earlier one of a deadline and of this limit; begins the load."""
@@ -186,7 +201,7 @@ class LoadPolicy:
         self._loading: dict[str, tuple[float, float]] = {}
         self._loaded: dict[int, bool] = {}
         self._tried_s = self._said_s = -math.inf
-        self._computed = 0
+        self._computed = self._unknown = 0
 
     @property
     def decides(self) -> bool:
@@ -200,14 +215,16 @@ class LoadPolicy:
             return Decision(0)
         if not self.compute.known:
             wait_s, compute_s = 0.0, np.zeros(len(prefix.ends))
-            choice, pages = Choice.UNKNOWN, found
+            with self._lock:
+                choice, pages = self._learn(prefix)
         else:
             compute_s = self.compute.seconds(prefix.ends, prefix.end)
             with self._lock:
                 wait_s = self._wait_s(now_s)
                 choice, pages = self._choose(prefix, compute_s, wait_s, now_s)
         share = _TRY_SHARE if choice is Choice.EXPLORE else _SHARE
-        acted = self._settings.mode is PaysMode.ON and self.compute.known
+        acts = self._settings.mode is PaysMode.ON
+        acted = acts and (self.compute.known or choice is Choice.LEARN)
         self._tell(
             LoadDecided(
                 request=prefix.request,
@@ -227,7 +244,7 @@ class LoadPolicy:
             return Decision(0)
         limit = None
         expected_s = float(prefix.load_s[loaded])
-        if acted:
+        if acted and self.compute.known:
             limit = LoadLimit(compute_s[: pages + 1], share, self._clock)
             expected_s = min(expected_s, share * limit.gain_s)
         with self._lock:
@@ -248,6 +265,18 @@ class LoadPolicy:
         first_s = min((begun_s for begun_s, _ in self._loading.values()), default=now_s)
         left_s = sum(expected_s for _, expected_s in self._loading.values())
         return max(0.0, left_s - (now_s - first_s))
+
+    def _learn(self, prefix: Prefix) -> tuple[Choice, int]:
+        """Choose where it is not known what computing takes; with the lock held."""
+        found, self._unknown = prefix.found, self._unknown + 1
+        if self._unknown > _LEARN_AFTER and self._settings.mode is PaysMode.ON:
+            rest = prefix.end - prefix.ends
+            least = min(_LEARN_TOKENS, prefix.end // 2)
+            piece = (rest >= least) & (rest <= max(_LEARN_MOST, rest[found]))
+            pages = np.flatnonzero(prefix.restorable & piece)
+            if len(pages) and pages[-1] < found:
+                return Choice.LEARN, int(pages[-1])
+        return Choice.UNKNOWN, found
 
     def _choose(
         self, prefix: Prefix, compute_s: FloatArray, wait_s: float, now_s: float
@@ -281,7 +310,8 @@ class LoadPolicy:
     def _tell(self, event: LoadDecided) -> None:
         self._notify(event)
         if event.acted and event.pages < event.found:
-            self._notify(LookupSkipped(request=event.request, reason="pays"))
+            reason = "learn" if event.choice is Choice.LEARN else "pays"
+            self._notify(LookupSkipped(request=event.request, reason=reason))
         known = event.tokens_per_s and event.curves
         if known and self._clock() - self._said_s > _SAY_EVERY_S:
             self._said_s = self._clock()

@@ -94,12 +94,14 @@ class PageCall(MemoryUse):
         gate: Closed where the call is abandoned.
         buffer: The staging buffer that the backend moves.
         loan: Memory of trailers.
+        cause: What the store says of why, as `BatchResult` has it.
         expire_at: int64 (n * objects,), when loaded objects expire; None for never.
     """
 
     __slots__ = (
         "began_s",
         "buffer",
+        "cause",
         "deadline_s",
         "expire_at",
         "gate",
@@ -145,6 +147,7 @@ class PageCall(MemoryUse):
         self.buffer: StagingBuffer | None = None
         self.loan: HostBuffer | None = None
         self.expire_at: Int64Array | None = None
+        self.cause = ""
 
     @property
     def trailer_expiry(self) -> int:
@@ -170,7 +173,7 @@ class PageCall(MemoryUse):
             self.gate, **asked,
         )  # fmt: skip
         result = placement.channel.io(self.job, placement.handle, batch, self)
-        outcomes = result.outcomes
+        outcomes, self.cause = result.outcomes, result.cause
         if self.held:
             # Pages that it read are neither verified nor copied, so they are misses,
             # whatever the call returned.

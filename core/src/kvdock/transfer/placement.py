@@ -20,6 +20,7 @@ from kvdock.batch import NO_MEMORY, Batch, Operation, Outcome
 from kvdock.config.tiers import Locality
 from kvdock.events import BatchEnded, PagesAnswered
 from kvdock.keys import key_builder
+from kvdock.pays.policy import LIMIT
 from kvdock.plugin.manifest import Scope, Support
 from kvdock.pools.objects import slice_name
 from kvdock.resilience.executor import Abandoned
@@ -44,6 +45,7 @@ _REFUSED = int(Outcome.REFUSED)
 """A plain number: comparing an array with a member takes numpy microseconds."""
 _ABSENT = int(Outcome.ABSENT)
 _TIMEOUT = int(Outcome.TIMEOUT)
+_DELETED = "deleted"
 _WRONG = (Outcome.SHORT, Outcome.LONG, Outcome.CORRUPT)
 _HASH = re.compile(r"[0-9A-Za-z]+")
 """A page hash in a key; a suffix never begins with a letter or a digit."""
@@ -191,7 +193,10 @@ class Placement:
         began = time.monotonic()
         nothing = NO_MEMORY[: len(keys)]
         batch = Batch(Operation.EXISTS, keys, nothing, nothing, deadline_s, self.name)
-        found = self.channel.call(self.handle, batch, job).outcomes
+        result = self.channel.call(self.handle, batch, job)
+        found = result.outcomes
+        if result.cause == _DELETED:
+            self._notify_deleted()
         if any_of(found) and self.channel.negative_cache.keeps_absent:
             self.channel.negative_cache.add_absent(_chosen(keys, found == _ABSENT))
         if self.channel.listening:
@@ -444,10 +449,18 @@ class Placement:
             self._notify(call.operation, codes, nbytes, call.began_s)
         if self.channel.observes_pages:
             expire_at = call.times.asked.expire_at if call.times is not None else 0
-            self.notify_pages(
-                call.operation, call.hashes, outcomes, expire_at=expire_at
-            )
+            cause = call.cause
+            if cause == _DELETED:
+                self._notify_deleted()
+                cause = ""
+            self.notify_pages(call.operation, call.hashes, outcomes, cause, expire_at)
         return outcomes
+
+    def _notify_deleted(self) -> None:
+        """Say that all that was stored is gone: a clear that nothing asked for."""
+        if self.channel.observes_pages:
+            cleared = np.full(1, _OK, np.uint8)
+            self.notify_pages(Operation.CLEAR, (), cleared, _DELETED)
 
     def delete_wrong(self, keys: Sequence[str]) -> None:
         """Delete objects in the background, so that they can be stored again."""
@@ -479,6 +492,9 @@ class Placement:
         asks = operation in (Operation.EXISTS, Operation.GET)
         if asks and self.channel.backend.manifest.sealed and _REFUSED in outcomes:
             held_back = held_back or "key"
+        limit = LIMIT.get() if operation is Operation.GET else None
+        if limit is not None and limit.over and _TIMEOUT in outcomes:
+            held_back = held_back or "pays"
         event = PagesAnswered(
             backend=self.backend,
             pool=self.name,

@@ -240,15 +240,18 @@ class SealedStore(StoreWrapper):
         if batch.operation not in _ASKS:
             return self.inner.run(batch)
         key, own = None, self._tenants[NO_TENANT]
+        about = f"pages of tenant {own!r} are misses"
         tenant, look = self._tenants.get(batch.tenant, own), False
         try:
             if batch.operation is Operation.PUT:
+                about = f"pages of tenant {tenant!r} are not stored"
                 key, look = self._ring.sealing(tenant), self._ring.has_lost(tenant)
             else:
                 self._ring.reading(own)
         except KeyUnusableError as error:
-            self._warn(error)
-            return BatchResult.all(batch, Outcome.REFUSED)
+            self._warn(error, about)
+            refused = BatchResult.all(batch, Outcome.REFUSED)
+            return attrs.evolve(refused, cause="key")
         if batch.operation is Operation.PUT and (look or self._lost):
             self._make_way(batch, look=look)
         if batch.operation not in _MOVES or not len(batch):
@@ -269,7 +272,8 @@ class SealedStore(StoreWrapper):
         if batch.operation is not Operation.EXISTS or not self._lost:
             return result
         lost = self._are_lost(batch.keys)
-        return BatchResult.of(batch, np.where(lost, Outcome.ABSENT, result.outcomes))
+        outcomes = np.where(lost, Outcome.ABSENT, result.outcomes)
+        return attrs.evolve(BatchResult.of(batch, outcomes), cause=result.cause)
 
     def _are_lost(self, keys: Sequence[str]) -> BoolArray:
         """Return which objects lacked a key when loaded, and lack it still."""
@@ -318,7 +322,9 @@ class SealedStore(StoreWrapper):
             hold = result.hold
             if key is not None:
                 return attrs.evolve(
-                    BatchResult.of(batch, result.outcomes), kept=result.kept
+                    BatchResult.of(batch, result.outcomes),
+                    kept=result.kept,
+                    cause=result.cause,
                 )
             if hold is not None:
                 # Bytes may still arrive, so none of them is proven.
@@ -330,7 +336,7 @@ class SealedStore(StoreWrapper):
             if not _gated(batch, lambda: self._open(batch, rooms, outcomes)):
                 return BatchResult.all(batch, Outcome.TIMEOUT)
             nbytes = np.where(outcomes == _OK, batch.object_bytes, 0)
-            return BatchResult(outcomes, nbytes, expire_at=result.expire_at)
+            return attrs.evolve(result, outcomes=outcomes, nbytes=nbytes)
         finally:
             if hold is None:
                 self._buffers.release(memory)
@@ -376,12 +382,13 @@ class SealedStore(StoreWrapper):
                 if head not in found:
                     found[head] = self._subkey(head)
             except KeyUnusableError as error:
-                self._warn(error)
+                number = _HEAD.unpack(head)[2]
+                self._warn(error, f"pages sealed with key {number} are misses")
                 # Not CORRUPT, which deletes: with the right key it can be read.
                 outcomes[row] = Outcome.REFUSED
                 if len(self._lost) >= _MOST_LOST:
                     self._lost.clear()
-                self._lost[name] = _HEAD.unpack(head)[2]
+                self._lost[name] = number
                 continue
             subkey = found[head]
             about = self._about(head, len(room), name)
@@ -399,13 +406,10 @@ class SealedStore(StoreWrapper):
         """Return what is bound to an object's bytes: it cannot stand elsewhere."""
         return head + nbytes.to_bytes(8, "little") + self._bound + name.encode()
 
-    def _warn(self, error: KeyUnusableError) -> None:
+    def _warn(self, error: KeyUnusableError, about: str) -> None:
         self._log.warning(
-            error.problem.name,
-            lambda: (
-                f"pool {self._pool}: sealed pages of tenant "
-                f"{self._tenants[NO_TENANT]!r} are misses: {error.problem}"
-            ),
+            f"{error.problem.name} {about}",
+            f"pool {self._pool}: {about}: {error.problem}",
         )
 
 
@@ -498,6 +502,7 @@ def _joined(parts: Sequence[BatchResult]) -> BatchResult:
     return BatchResult(
         column("outcomes", np.uint8),
         column("nbytes", np.int64),
+        cause=next(filter(None, (one.cause for one in parts)), ""),
         kept=column("kept", np.bool_),
         expire_at=column("expire_at", np.int64),
     )

@@ -142,8 +142,11 @@ def note_skipped(
         cache, request, last_host_node_id, new_input_tokens, *args, **options
     )
     found = [word for name, word in _SKIPPED.items() if counters[name] > before[name]]
-    if 0 < tokens < cache.page_size:
-        found = ["too_short"]  # SGLang does not count what is shorter than a page
+    # SGLang does not count what is shorter than a page.
+    if tokens < cache.page_size and options.get("matched_prefix_tokens"):
+        found = ["own_memory"]
+    elif 0 < tokens < cache.page_size:
+        found = ["too_short"]
     storage = kvdock_storage(_backend_of(cache))
     if found and storage is not None:
         storage.note_skipped(str(request.rid), found[0])

@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
-from kvdock.events import LookupSkipped, stored_for
+from kvdock.events import LookupSkipped, current_request, stored_for
 from kvdock.hints import Hints, RequestHints, by_times
 from kvdock.pays import LIMIT
 from kvdock_sglang import engine_api, pays, weight_updates
@@ -231,6 +231,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self, keys: Sequence[str], transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
         deadline_s = self._deadline("exists")
+        if weight_updates.replaced(self.given.own.revision):
+            self.note_skipped(current_request(), "weights")
         anchor = self._attached_pool(EnginePool.KV)
         asked = [PoolQuery(anchor.spec, anchor.lookup(keys, deadline_s))]
         for transfer in transfers:

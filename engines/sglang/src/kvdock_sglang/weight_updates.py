@@ -139,13 +139,18 @@ def begin(revision: str) -> None:
     _attached.add(revision)
 
 
+def replaced(revision: str) -> bool:
+    """Return whether the weights that storage was attached with are replaced."""
+    return revision in _replaced
+
+
 def check(revision: str) -> None:
     """Reject a storage call for weights that have been replaced.
 
     Raises:
         KvdockError: If they were.
     """
-    if revision in _replaced:
+    if replaced(revision):
         raise KvdockError(
             "the weights were replaced at run time, since storage was attached",
             fix='Detach it and attach it with another "revision".',

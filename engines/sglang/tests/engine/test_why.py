@@ -19,7 +19,10 @@ from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_p
 from test_radix_cache import buffers, fill
 from test_radix_cache import kit as kit  # noqa: PLC0414 - a fixture
 
+from kvdock_sglang import weight_updates
+
 PAGES = 4
+QUOTA = "2 MiB"
 
 
 @pytest.fixture(autouse=True)
@@ -301,3 +304,82 @@ def test_what_another_tier_has(kit: Any, tmp_path: Path, store: dict[str, Any]) 
         act(kit, tmp_path, tokens)
     said = why(tmp_path, "r")[1]
     assert "lacks page 1 of 4: it is stored in a tier that was not asked." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_weights_that_were_replaced(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_attached", "_replaced"):
+        monkeypatch.setattr(weight_updates, name, set())
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens)
+    cache, *_ = opened(kit, tmp_path)
+    scheduler = weight_updates.Watched(lambda request: request)
+    scheduler(type("UpdateWeightFromDiskReqInput", (), {})())
+    kit._consume_prefetch(cache, tokens, CacheRequestHandle("r", 0))
+    cache.cache_controller.detach_storage_backend()
+    code, said = why(tmp_path, "r")
+    assert code == 1
+    assert "the weights were replaced at run time, and storage ended with th" in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_load_that_takes_longer_than_computing(
+    kit: Any, tmp_path: Path, store: dict[str, Any]
+) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens)
+    store["core"]["pays"] = {"mode": "on", "recompute": 1000}
+    store["wrap"] = [
+        {"name": "faults", "kinds": ["delay"], "operations": ["get"], "delay": "2 s"}
+    ]
+    ask(kit, tmp_path, tokens)
+    said = why(tmp_path, "r")[1]
+    assert "lacks page 1 of 4: computing was expected to be faster" in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_root_that_is_deleted_under_the_engine(kit: Any, tmp_path: Path) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens)
+    cache, *_ = opened(kit, tmp_path)
+    for name in ("before", "r"):
+        kit._consume_prefetch(cache, tokens, CacheRequestHandle(name, 0))
+        shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    cache.cache_controller.detach_storage_backend()
+    assert why(tmp_path, "before")[0] == 0
+    code, said = why(tmp_path, "r")
+    assert code == 1
+    assert "lacks page 1 of 4: it was stored, and the store was deleted while" in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_prompt_that_is_longer_than_the_quota(
+    kit: Any, tmp_path: Path, store: dict[str, Any]
+) -> None:
+    store["quota"] = QUOTA
+    tokens = kit._make_seq(1, 4 * PAGES)
+    write(kit, tmp_path, tokens)
+    ask(kit, tmp_path, tokens)
+    code, said = why(tmp_path, "r")
+    assert code == 1
+    assert "its store was full when it was to be stored." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+@pytest.mark.parametrize("rest", [0, 1])
+def test_a_prompt_that_the_engine_has_itself(
+    kit: Any, tmp_path: Path, rest: int
+) -> None:
+    tokens = kit._make_seq(1, PAGES)
+    cache, *_ = opened(kit, tmp_path)
+    new = array("q", tokens[:rest])
+    given = (cache.root_node_handle(), new, None, None)
+    cache.prefetch_from_storage(
+        CacheRequestHandle("r", 0), *given, matched_prefix_tokens=list(tokens)
+    )
+    cache.cache_controller.detach_storage_backend()
+    code, said = why(tmp_path, "r")
+    assert code == 0
+    assert "the engine had it in its own memory, all but a rest that is too" in said
