@@ -83,6 +83,8 @@ WRONG_USE = [
     ("store", "ls", GONE),
     ("store", "ls", "a" * 300),
     ("why", "--journal", "a/" * 3000),
+    ("simulate", "{dir}/two.jsonl", "--block-tokens", "9" * 60),
+    ("simulate", "{dir}/two.jsonl", "--block-tokens", "0"),
     ("simulate", "{dir}/range.jsonl"),
     ("simulate", "{dir}/times.jsonl"),
     ("simulate", "{dir}/torn.jsonl.gz"),
@@ -104,6 +106,13 @@ WRONG_USE = [
     ("demo", "--dir", FILE),
     ("new", "plenty", "--into", FILE),
     ("new", "plenty", "--into", "{dir}/file/below"),
+    # A file of hashes that cannot be read, or that has none.
+    ("store", "rm", EMPTY, "--hashes", GONE, "--yes"),
+    ("store", "rm", EMPTY, "--hashes", EMPTY, "--yes"),
+    ("store", "copy", EMPTY, "{dir}/copied", "--hashes", BINARY),
+    ("store", "copy", EMPTY, "{dir}/copied", "--hashes", "{dir}/none"),
+    ("store", "expire", EMPTY, "--after", "1 h", "--hashes", "{dir}/none"),
+    ("store", "retain", EMPTY, "--keep", "1 h", "--set", "quota=0", "--hashes", GONE),
     # A namespace that the store does not hold.
     ("store", "stat", EMPTY, "--namespace", "abc"),
     ("store", "clear", EMPTY, "abc", "--yes"),
@@ -139,6 +148,8 @@ def run(
     (tmp_path / "empty").mkdir(mode=0o700)
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "file").write_text("words\n")
+    (tmp_path / "none").write_text("\n")
+    (tmp_path / "two.jsonl").write_text('{"hash_ids": [1, 2]}\n')
     (tmp_path / "tiers.toml").write_text("[tiers]\nnear = 1\n")
     (tmp_path / "range.jsonl").write_text('{"ranges": [[0, 1000000000000]]}\n')
     (tmp_path / "times.jsonl").write_text('{"hash_ids": [1], "timestamp": 1e308}\n')
