@@ -33,6 +33,7 @@ WRONG_USE = [
     ("doctor", "file", "--set", "root"),
     ("route", *MODEL, "--tp", "2.5"),
     ("route", *MODEL, "--tp", "x"),
+    ("route", *MODEL, "--tp", "\udcff"),
     ("route", *MODEL, "--rank", "99999999999999999999"),
     ("route", *MODEL, "--dtype", "f99"),
     ("route", *MODEL, "--layout", "x"),
@@ -85,6 +86,7 @@ WRONG_USE = [
     ("why", "--journal", "a/" * 3000),
     ("simulate", "{dir}/two.jsonl", "--block-tokens", "9" * 60),
     ("simulate", "{dir}/two.jsonl", "--block-tokens", "0"),
+    ("simulate", "{dir}/deep.jsonl"),
     ("simulate", "{dir}/range.jsonl"),
     ("simulate", "{dir}/times.jsonl"),
     ("simulate", "{dir}/torn.jsonl.gz"),
@@ -130,6 +132,9 @@ PROBLEMS = [
     ("store", "ls", "az://b"),
     ("store", "ls", "s3://b", "--set", "ca_bundle={dir}/file"),
     ("top", f"http://{SERVER}", "--once"),
+    # JSON that is nested too deeply for its reader.
+    ("keys", "list", "{dir}/deep.jsonl"),
+    ("audit", f"http://{SERVER}", "--prompts", "{dir}/deep.jsonl"),
 ]
 
 LIBRARIES = re.compile(
@@ -149,6 +154,7 @@ def run(
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "file").write_text("words\n")
     (tmp_path / "none").write_text("\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
     (tmp_path / "two.jsonl").write_text('{"hash_ids": [1, 2]}\n')
     (tmp_path / "tiers.toml").write_text("[tiers]\nnear = 1\n")
     (tmp_path / "range.jsonl").write_text('{"ranges": [[0, 1000000000000]]}\n')
