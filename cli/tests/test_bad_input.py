@@ -33,6 +33,7 @@ WRONG_USE = [
     ("doctor", "file", "--set", "root"),
     ("route", *MODEL, "--tp", "2.5"),
     ("route", *MODEL, "--tp", "x"),
+    ("route", *MODEL, "--tp", "\udcff"),
     ("route", *MODEL, "--rank", "99999999999999999999"),
     ("route", *MODEL, "--dtype", "f99"),
     ("route", *MODEL, "--layout", "x"),
@@ -83,6 +84,9 @@ WRONG_USE = [
     ("store", "ls", GONE),
     ("store", "ls", "a" * 300),
     ("why", "--journal", "a/" * 3000),
+    ("simulate", "{dir}/two.jsonl", "--block-tokens", "9" * 60),
+    ("simulate", "{dir}/two.jsonl", "--block-tokens", "0"),
+    ("simulate", "{dir}/deep.jsonl"),
     ("simulate", "{dir}/range.jsonl"),
     ("simulate", "{dir}/times.jsonl"),
     ("simulate", "{dir}/torn.jsonl.gz"),
@@ -104,6 +108,13 @@ WRONG_USE = [
     ("demo", "--dir", FILE),
     ("new", "plenty", "--into", FILE),
     ("new", "plenty", "--into", "{dir}/file/below"),
+    # A file of hashes that cannot be read, or that has none.
+    ("store", "rm", EMPTY, "--hashes", GONE, "--yes"),
+    ("store", "rm", EMPTY, "--hashes", EMPTY, "--yes"),
+    ("store", "copy", EMPTY, "{dir}/copied", "--hashes", BINARY),
+    ("store", "copy", EMPTY, "{dir}/copied", "--hashes", "{dir}/none"),
+    ("store", "expire", EMPTY, "--after", "1 h", "--hashes", "{dir}/none"),
+    ("store", "retain", EMPTY, "--keep", "1 h", "--set", "quota=0", "--hashes", GONE),
     # A namespace that the store does not hold.
     ("store", "stat", EMPTY, "--namespace", "abc"),
     ("store", "clear", EMPTY, "abc", "--yes"),
@@ -121,6 +132,9 @@ PROBLEMS = [
     ("store", "ls", "az://b"),
     ("store", "ls", "s3://b", "--set", "ca_bundle={dir}/file"),
     ("top", f"http://{SERVER}", "--once"),
+    # JSON that is nested too deeply for its reader.
+    ("keys", "list", "{dir}/deep.jsonl"),
+    ("audit", f"http://{SERVER}", "--prompts", "{dir}/deep.jsonl"),
 ]
 
 LIBRARIES = re.compile(
@@ -139,6 +153,9 @@ def run(
     (tmp_path / "empty").mkdir(mode=0o700)
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "file").write_text("words\n")
+    (tmp_path / "none").write_text("\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    (tmp_path / "two.jsonl").write_text('{"hash_ids": [1, 2]}\n')
     (tmp_path / "tiers.toml").write_text("[tiers]\nnear = 1\n")
     (tmp_path / "range.jsonl").write_text('{"ranges": [[0, 1000000000000]]}\n')
     (tmp_path / "times.jsonl").write_text('{"hash_ids": [1], "timestamp": 1e308}\n')

@@ -154,7 +154,7 @@ class EngineClient:
             return {}
         try:
             found = json.loads(answer.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if answer.status != 200 or not isinstance(found, dict):  # noqa: PLR2004 - HTTP's OK
             raise KvdockError(

@@ -28,6 +28,7 @@ _PARSERS_WORDS = MappingProxyType(
     {
         r"Value error, ": "",
         r"Input should be a valid (number|integer).*": r"it is not \1",
+        r"Input should be a valid string.*": "it is not text",
         r"is not number": "is not a number",
         r"is not integer": "is not a whole number",
         r"Got unexpected extra arguments?(\(s\))? \((.*)\)": r"unexpected argument: \2",

@@ -97,7 +97,13 @@ def _model(root: str) -> tuple[str, int]:
         room = int(served.get("max_model_len") or LONGEST_TOKENS + _SPARE_TOKENS)
         longest = min(LONGEST_TOKENS, room - _SPARE_TOKENS)
         return str(served["id"]), max(SHORTEST_TOKENS, longest)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise KvdockError(
             f"{root} does not name its model as OpenAI's API does: {error}", fix=fix
         ) from error

@@ -109,7 +109,7 @@ def parse(text: str) -> Prompt:
     """Return a prompt: JSON's string or token ids, or the text itself."""
     try:
         given = json_module.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if isinstance(given, str):
         return given

@@ -15,6 +15,7 @@ from kvdock_cli.output import UsageProblem, emit, write_file
 from kvdock_cli.reports import simulate as report
 
 _MOST_HOSTS = 1000
+_MOST_TOKENS = 1 << 20
 
 
 def simulate(  # noqa: PLR0913 - one option each
@@ -63,8 +64,10 @@ def simulate(  # noqa: PLR0913 - one option each
 
     rules = read_tiers(tiers, "--tiers")
     counts = [_count(one) for one in hosts.split(",")]
-    if block_tokens < 1 or not prefill > 0 or (rate is not None and not rate > 0):
-        raise UsageProblem("--block-tokens, --prefill and --rate are above 0")
+    if not 1 <= block_tokens <= _MOST_TOKENS:
+        raise UsageProblem(f"--block-tokens is a number from 1 to {_MOST_TOKENS}")
+    if not prefill > 0 or (rate is not None and not rate > 0):
+        raise UsageProblem("--prefill and --rate are above 0")
     block_bytes = parse_bytes(block)
     given = read_trace(trace, requests)
     if not given.requests or not block_bytes:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import attrs
 
 from kvdock.config import load_configuration
-from kvdock.config.tenants import Tenants
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.namespace import canonical, diff_records
 from kvdock.plugin import import_entry_point, usable_entry_points
@@ -568,13 +567,17 @@ class _Selection:
         hashes: Path | None,
     ) -> _Selection:
         """Read what the user gave."""
-        tenants = load_configuration().core.tenants if tenant else Tenants()
-        if tenant and tenant not in tenants:
-            listed = ", ".join(sorted(tenants)) or "none"
-            raise UsageProblem(
-                f"the settings list no tenant {tenant!r}",
-                fix=f"Listed are: {listed}. KVDOCK_CONFIG names the file of settings.",
-            )
+        salt, number = "", 0
+        if tenant:
+            tenants = load_configuration().core.tenants
+            if tenant not in tenants:
+                listed = ", ".join(sorted(tenants)) or "none"
+                raise UsageProblem(
+                    f"the settings list no tenant {tenant!r}",
+                    fix=f"Listed are: {listed}. KVDOCK_CONFIG names the file of "
+                    "settings.",
+                )
+            salt, number = tenants[tenant], tenants.number(tenant)
         lines = tuple(text_of(hashes).split()) if hashes else ()
         if hashes and not lines:
             # Without hashes, all would be meant.
@@ -582,8 +585,8 @@ class _Selection:
         return cls(
             namespace,
             model,
-            tenants[tenant] if tenant else "",
-            tenants.number(tenant) if tenant else 0,
+            salt,
+            number,
             lines,
             int(parse_seconds(older) * 1e9) if older else None,
             int(parse_seconds(newer) * 1e9) if newer else None,

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 _MOST_BLOCKS = 1 << 24
 _LATEST_MS = 1e16
-_NOT_A_REQUEST = (AttributeError, TypeError, ValueError, KeyError, OverflowError)
+_NOT_A_REQUEST = (
+    AttributeError,
+    TypeError,
+    ValueError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+)
 _LATEST = 1 << 20
 """Pages of late requests to which stored pages are put down that name no request."""
 

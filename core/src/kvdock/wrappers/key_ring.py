@@ -333,7 +333,7 @@ def _read(path: Path) -> list[_Entry]:
             _Entry(str(one["tenant"]), int(one["id"]), bytes.fromhex(one["wrapped"]))
             for one in found["keys"]
         ]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         known, entries = False, []
     if not known:
         raise KvdockError(
