@@ -193,6 +193,16 @@ bench-vllm: ## Measure kvdock behind vLLM's host memory against vLLM's own file 
 bench-vllm-http: ## Hold 20 conversations with vllm serve: host memory alone, its own file tier, kvdock.
 	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) benchmarks/vllm_http.py $(ARGS)
 
+reports: $(STAMP) ## Check the backends that verify pages themselves, and keep the reports that say so.
+	@for backend in file nixl hf3fs; do $(BIN)/python tests/harness/keep_report.py $$backend || exit 1; done
+
+# Where a backend verifies pages itself the core believes a report of the very files.
+REPORT := kvdock-report.json
+reports: $(STAMP) ## Check the backends that verify pages themselves, and keep the reports of that.
+	@$(BIN)/kvdock check file --set free_space=0 --report plugins/file/src/kvdock_file/$(REPORT)
+	@$(BIN)/kvdock check nixl --set free_space=0 --set 'root={tmp}/store' --report plugins/nixl/src/kvdock_nixl/$(REPORT)
+	@$(BIN)/kvdock check hf3fs --set free_space=0 --set mode=posix --set 'root={tmp}/store' --report plugins/hf3fs/src/kvdock_hf3fs/$(REPORT)
+
 mutants: $(STAMP) ## Hold the conformance kit against wrong backends; the last line is JSON.
 	@PYTHONPATH=core/tests/harness $(BIN)/python -m mutants $(ARGS)
 

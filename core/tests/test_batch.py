@@ -53,7 +53,7 @@ def test_a_question_needs_no_memory() -> None:
 def scattered(
     memory: np.ndarray[Any, Any], pieces: int, gate: MemoryGate | None = None
 ) -> Batch:
-    """Return a batch of one key whose pieces lie two bytes apart, the last one padded."""
+    """Return a batch of one key whose pieces lie two bytes apart, and one pads."""
     starts = memory.ctypes.data + 5 * np.arange(pieces + 1)
     sizes = [[3] * pieces + [0]]
     return Batch(Operation.GET, ["a"], [starts], sizes, gate=gate)

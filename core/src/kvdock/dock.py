@@ -235,11 +235,11 @@ class Dock:
             wrapped={
                 name: one.plugin.wrapped_by for name, one in self.backends.items()
             },
-            oracles=[
-                name
+            unproven={
+                name: one.unproven
                 for name, one in self.backends.items()
-                if one.plugin.candidate.oracle
-            ],
+                if one.manifest.integrity
+            },
         )
 
     def observe(

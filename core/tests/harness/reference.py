@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from unittest.mock import patch
@@ -185,7 +185,7 @@ class Handle:
 
     def __getattr__(self, member: str) -> Any:
         """Return what the plugin does for an optional member that it declares."""
-        if member in MEMBERS and getattr(self.plugin.manifest(), member):
+        if member in MEMBERS and getattr(self.plugin.declared, member):
             return partial(getattr(self.plugin, member), self)
         raise AttributeError(member)
 
@@ -208,6 +208,11 @@ class MemoryReference:
         self.shelves: dict[str, Shelf] = {}
         self.times: dict[str, dict[str, tuple[int, int]]] = {}
         self.latest_s = 0.0
+
+    @cached_property
+    def declared(self) -> Manifest:
+        """What it declares, made once."""
+        return self.manifest()
 
     def manifest(self) -> Manifest:
         """Declare everything but memory registration."""
@@ -295,7 +300,7 @@ class MemoryReference:
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         key = batch.keys[row]
-        if len(key.encode()) > self.manifest().max_key_bytes:
+        if len(key.encode()) > self.declared.max_key_bytes:
             return Outcome.REFUSED
         match batch.operation:
             case Operation.EXISTS:
@@ -383,7 +388,7 @@ class MemoryReference:
 
     def put(self, handle: Handle, key: str, data: bytes) -> Outcome:
         """Keep an object, if it is new and there is room."""
-        limit = self.manifest().max_object_bytes
+        limit = self.declared.max_object_bytes
         if 0 < limit < len(data):
             return Outcome.REFUSED
         with handle.lock:

@@ -48,7 +48,10 @@ def plan(
 ) -> Plan:
     manifests = {one.name: one for one in (by or [backend()])}
     return plan_routes(
-        pools, shard or Shard(), manifests, **{"oracles": set(manifests)} | how
+        pools,
+        shard or Shard(),
+        manifests,
+        **{"unproven": dict.fromkeys(manifests, "")} | how,
     )
 
 

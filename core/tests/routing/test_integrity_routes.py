@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 from route_cases import KV, backend, plan
 
@@ -21,19 +22,37 @@ def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() ->
 
 
 @pytest.mark.parametrize("checks", ["auto", "always"])
-def test_integrity_without_an_oracle_counts_as_none_and_the_table_says_so(
+def test_integrity_without_a_report_counts_as_none_and_the_table_says_so(
     checks: str,
 ) -> None:
-    one = plan(KV, oracles=(), needs=RouteRequirements(integrity=checks)).anchor
+    one = plan(KV, unproven={}, needs=RouteRequirements(integrity=checks)).anchor
     assert one.check is IntegrityCheck.TRAILER
     assert one.reason == (
         "zero copy, one object a page; verified by a trailer, as it declares "
-        "integrity, and its distribution brings no oracle to prove it"
+        "integrity, and its package carries no report of the kit"
     )
-    assert plan(KV, oracles={"best"}).anchor.check is IntegrityCheck.BACKEND
+    assert plan(KV, unproven={"best": ""}).anchor.check is IntegrityCheck.BACKEND
 
 
-def test_integrity_without_an_oracle_does_not_meet_the_need_for_it() -> None:
+def test_an_operator_may_trust_what_is_not_proven_and_the_table_says_so() -> None:
+    needs = RouteRequirements(integrity="trust", native_integrity=True)
+    one = plan(KV, unproven={}, needs=needs).anchor
+    assert one.check is IntegrityCheck.BACKEND
+    assert one.reason == (
+        "zero copy, one object a page; verified by the backend, on trust: its package "
+        "carries no report of the kit"
+    )
+    proven = plan(KV, needs=needs).anchor
+    assert proven.reason == "zero copy, one object a page"
+    poor = plan(
+        KV,
+        by=[backend(integrity=Support.NO)],
+        needs=attrs.evolve(needs, native_integrity=False),
+    )
+    assert poor.anchor.check is IntegrityCheck.TRAILER
+
+
+def test_integrity_without_a_report_does_not_meet_the_need_for_it() -> None:
     """Neither by the manifest nor by a verdict of the backend's own."""
     needs = RouteRequirements(native_integrity=True)
 
@@ -42,8 +61,8 @@ def test_integrity_without_an_oracle_does_not_meet_the_need_for_it() -> None:
 
     for own in (None, judge):
         assert plan(KV, needs=needs, judge=own).anchor.backend
-        with pytest.raises(NoRoute, match=r"best declares integrity.*no oracle"):
-            plan(KV, oracles=(), needs=needs, judge=own)
+        with pytest.raises(NoRoute, match=r"best declares integrity.*no report"):
+            plan(KV, unproven={}, needs=needs, judge=own)
 
 
 def test_a_trailer_is_a_second_piece() -> None:

@@ -116,6 +116,9 @@ def test_every_capability_that_can_be_claimed_has_a_test_that_tries_it() -> None
         durability=Scope.HOST,
         sharing=Scope.HOST,
         clear_reach=Scope.NAMESPACE,
+        max_object_bytes=1,
+        max_batch_keys=1,
+        max_key_bytes=1,
         **dict.fromkeys(grades, Support.NATIVE),
     )
     tried = set(proofs(BackendContract).values())

@@ -268,8 +268,8 @@ def test_every_declared_capability_changes_a_route(field: str) -> None:
     if field != "host_allocator":
         needs = attrs.evolve(needs, allocator="probe")
     other = manifest(**OTHER_ROUTED[field])
-    full = evaluate_backend(sample.pool(), Shard(), manifest(), needs, oracle=True)
-    less = evaluate_backend(sample.pool(), Shard(), other, needs, oracle=True)
+    full = evaluate_backend(sample.pool(), Shard(), manifest(), needs, unproven="")
+    less = evaluate_backend(sample.pool(), Shard(), other, needs, unproven="")
     assert (full.accepted, full.mode, full.unit) != (
         less.accepted,
         less.mode,

@@ -70,6 +70,7 @@ def _data(found: CheckReport, about: Mapping[str, str]) -> dict[str, object]:
     return {
         "about": about,
         "only": found.only,
+        "evidence": dict(found.evidence),
         "counts": dict(_counts(found)),
         "unproven": [
             {

@@ -22,7 +22,10 @@ class Integrity(StrEnum):
     """The proof that a page's bytes are those that were stored."""
 
     AUTO = "auto"
-    """The backend where it verifies natively, otherwise a trailer of the core."""
+    """The backend where a report of the kit proves that it does, otherwise a trailer of
+    the core."""
+    TRUST = "trust"
+    """The backend where it declares that it does, proven or not."""
     ALWAYS = "always"
     """A trailer of the core for every backend, also where it verifies."""
     OFF = "off"

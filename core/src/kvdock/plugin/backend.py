@@ -10,7 +10,7 @@ import attrs
 
 from kvdock.config.schema import NoSettings, own_settings, structure
 from kvdock.errors import KvdockError, PluginError
-from kvdock.plugin import loading, validation
+from kvdock.plugin import evidence, loading, validation
 from kvdock.plugin.hookspecs import AttachConfig, Finding, HostMemory
 from kvdock.plugin.manifest import Capability, Manifest, Support, Verdict
 from kvdock.plugin.store import check_store
@@ -39,6 +39,12 @@ class Backend:
     def manifest(self) -> Manifest:
         """Return what it declares."""
         return self.plugin.manifest
+
+    @property
+    def unproven(self) -> str:
+        """Why the integrity that it declares is not proven; "" where it is."""
+        plugin = self.plugin
+        return "" if plugin.believed else evidence.why_unproven(plugin.candidate)
 
     @property
     def observers(self) -> tuple[str, ...]:

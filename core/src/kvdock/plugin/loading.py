@@ -40,12 +40,14 @@ class LoadedPlugin(ValidatedPlugin):
     Args:
         instance_of: The plugin's name, where this is a named instance of it.
         wrapped_by: The wrappers around its stores, the innermost first.
+        believed: Whether the integrity that it declares counts without a report.
     """
 
     candidate: Candidate
     path: str
     instance_of: str = ""
     wrapped_by: tuple[str, ...] = ()
+    believed: bool = False
 
     @property
     def hooks(self) -> pluggy.HookRelay:

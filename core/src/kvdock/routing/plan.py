@@ -6,13 +6,14 @@ backend's own judgement of a pool comes in as a callable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.config.tiers import Tier, Write
 from kvdock.errors import NoRoute, PluginError, PoolError, did_you_mean
+from kvdock.plugin.evidence import NO_REPORT
 from kvdock.plugin.manifest import Capability, Scope
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.spec import PoolSpec, check_pools
@@ -182,7 +183,7 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
     strict: bool = False,
     needs: RouteRequirements | None = None,
     judge: CapabilityCheck | None = None,
-    oracles: Collection[str] = (),
+    unproven: Mapping[str, str] | None = None,
     wrapped: Mapping[str, Sequence[str]] | None = None,
 ) -> Plan:
     """Choose a backend for every pool.
@@ -201,8 +202,8 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
             takes is refused with a reason and not stored.
         needs: What the deployment asks of every backend.
         judge: A backend's own verdict, which comes before its manifest.
-        oracles: The backends whose distribution brings an oracle. NATIVE
-            integrity of any other counts as NO: the core adds trailers.
+        unproven: Backend name to why the integrity that it declares is not proven, ""
+            where it is. That of any other counts as NO: the core adds trailers.
         wrapped: Backend name to the wrappers around its stores, to be shown.
 
     Raises:
@@ -231,7 +232,12 @@ def plan_routes(  # noqa: PLR0913 - the whole question in one call
             )
     ordered = sorted(pools, key=lambda pool: not pool.anchor)
     deployment = _Deployment(
-        shard, manifests, needs or RouteRequirements(), judge, oracles, wrapped or {}
+        shard,
+        manifests,
+        needs or RouteRequirements(),
+        judge,
+        unproven or {},
+        wrapped or {},
     )
     routes = tuple(
         _tiered_route(pool, deployment, tiers)
@@ -262,7 +268,7 @@ class _Deployment:
     manifests: Mapping[str, Manifest]
     needs: RouteRequirements
     judge: CapabilityCheck | None
-    oracles: Collection[str]
+    unproven: Mapping[str, str]
     wrapped: Mapping[str, Sequence[str]]
 
     def ask(
@@ -275,7 +281,7 @@ class _Deployment:
             self.manifests[name],
             needs or self.needs,
             self.judge,
-            oracle=name in self.oracles,
+            unproven=self.unproven.get(name, NO_REPORT),
         )
         return attrs.evolve(option, wrapped_by=tuple(self.wrapped.get(name, ())))
 

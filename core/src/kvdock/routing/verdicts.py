@@ -14,6 +14,7 @@ import attrs
 
 from kvdock.config.convert import to_word
 from kvdock.config.core import Integrity, StagingPolicy
+from kvdock.plugin.evidence import NO_REPORT
 from kvdock.plugin.manifest import (
     Capability,
     KindSupport,
@@ -30,9 +31,6 @@ from kvdock.pools.spec import PoolSpec
 
 if TYPE_CHECKING:
     from kvdock.config.tiers import Tier
-
-_UNPROVEN = "declares integrity, and its distribution brings no oracle to prove it"
-
 
 CapabilityCheck = Callable[[str, Capability, PoolSpec, Shard], Verdict | None]
 """(backend, capability, pool, shard) to its own verdict, or None."""
@@ -131,8 +129,8 @@ class RouteOption:
         note: Why the path is not a better one, or "".
         allocate: Whether the pool should be allocated by the backend.
         retention: Whether its pages are promised and expire, only expire, or neither.
-        check_note: Why the core adds a trailer although the backend declares
-            that it verifies pages, or "".
+        check_note: Why the core adds a trailer although the backend declares that it
+            verifies pages, or that this is taken on trust, or "".
         wrapped_by: The wrappers around its stores, the innermost first.
         tier: What comes into it when; None where the pool has no tiers.
     """
@@ -172,7 +170,7 @@ class RouteOption:
         # What is usual is not repeated in every row.
         check = [] if self.check is IntegrityCheck.BACKEND else [str(self.check)]
         if self.check_note:
-            check = [f"{self.check}, as it {self.check_note}"]
+            check = [f"{self.check}, {self.check_note}"]
         unproven = self.check in (IntegrityCheck.NONE, IntegrityCheck.SEALED)
         if unproven and not self.retention:
             check.append("pages that are to expire are not stored")
@@ -196,7 +194,7 @@ class _Evaluation:
     manifest: Manifest
     needs: RouteRequirements
     judge: CapabilityCheck | None
-    oracle: bool
+    unproven: str
 
     @property
     def check(self) -> IntegrityCheck:
@@ -204,7 +202,7 @@ class _Evaluation:
         checks = self.needs.integrity
         if self.pool.physical and self.manifest.sealed:
             return IntegrityCheck.SEALED
-        native = self.manifest.integrity is Support.NATIVE and self.oracle
+        native = self.manifest.integrity is Support.NATIVE and not self.doubt
         if not self.pool.physical or (native and checks is not Integrity.ALWAYS):
             return IntegrityCheck.BACKEND
         return (
@@ -212,9 +210,10 @@ class _Evaluation:
         )
 
     @property
-    def unproven(self) -> bool:
-        """Return whether integrity is declared that nothing can prove."""
-        return bool(self.manifest.integrity) and not self.oracle
+    def doubt(self) -> str:
+        """Return why integrity that is declared does not count, or ""."""
+        trusts = self.needs.integrity is Integrity.TRUST
+        return "" if trusts or not self.manifest.integrity else self.unproven
 
     def verdict(self, capability: Capability, pool: PoolSpec | None = None) -> Verdict:
         """Ask the backend, and where it has no opinion its manifest.
@@ -229,9 +228,10 @@ class _Evaluation:
             )
             if not stated:
                 return stated
-        if capability is Capability.INTEGRITY and self.unproven:
+        if capability is Capability.INTEGRITY and self.doubt:
             # No verdict of its own can stand in for a proof either.
-            return Verdict(Support.NO, f"{self.manifest.name} {_UNPROVEN}")
+            why = f"{self.manifest.name} declares integrity, and {self.doubt}"
+            return Verdict(Support.NO, why)
         said = (
             self.judge(self.manifest.name, capability, about, self.shard)
             if self.judge
@@ -250,14 +250,14 @@ def evaluate_backend(
     needs: RouteRequirements,
     judge: CapabilityCheck | None = None,
     *,
-    oracle: bool = False,
+    unproven: str = NO_REPORT,
 ) -> RouteOption:
     """Return what a backend says to a pool, with the best way to move it.
 
-    Without an oracle in the backend's distribution, NATIVE integrity counts as NO, and
-    the core adds trailers.
+    Where integrity is `unproven` for a reason, NATIVE counts as NO, and the core adds
+    trailers, unless the deployment trusts what is declared.
     """
-    case = _Evaluation(pool, shard, manifest, needs, judge, oracle)
+    case = _Evaluation(pool, shard, manifest, needs, judge, unproven)
     store = case.verdict(Capability.STORE)
     if not store:
         refused = ((Capability.STORE, store),)
@@ -274,8 +274,12 @@ def evaluate_backend(
         retention = case.verdict(Capability.RETENTION).support
     elif case.check is IntegrityCheck.TRAILER:
         retention = Support.EMULATED
-    native = manifest.integrity is Support.NATIVE
-    lacking = native and case.unproven and case.check is IntegrityCheck.TRAILER
+    check_note = ""
+    if manifest.integrity is Support.NATIVE and unproven and pool.physical:
+        check_note = {
+            IntegrityCheck.TRAILER: f"as it declares integrity, and {unproven}",
+            IntegrityCheck.BACKEND: f"on trust: {unproven}",
+        }.get(case.check, "")
     return RouteOption(
         manifest.name,
         tuple(verdicts),
@@ -285,7 +289,7 @@ def evaluate_backend(
         allocate,
         case.check,
         retention,
-        check_note=_UNPROVEN if lacking else "",
+        check_note=check_note,
     )
 
 

@@ -16,7 +16,7 @@ from kvdock.pools.enums import PoolKind, Sharding
 from kvdock.testing.samples import possible_shardings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from kvdock.testing.subprocess import FinishedRun
 
@@ -35,6 +35,7 @@ _GRADES = (
 )
 _SCOPES = ("durability", "sharing", "clear_reach")
 _GRADES_BY_KIND = ("split_heads", "draft", "multi_buffer")
+_LIMITS = ("max_object_bytes", "max_batch_keys", "max_key_bytes")
 
 
 FAULTS = ("frozen", "refusing", "stopped", "halved")
@@ -45,12 +46,13 @@ FAULTS = ("frozen", "refusing", "stopped", "halved")
 class Claim:
     """A capability that a manifest declares and that the core relies on.
 
-    Limits are not among them: they promise nothing. Neither are
-    `memory_registration` and `host_allocator`, which ask something of the core.
+    `memory_registration` and `host_allocator` are not among them: they ask something
+    of the core.
 
     Args:
         capability: The field of the manifest.
-        declared: The grade or the scope; "" for a fault, which no manifest declares.
+        declared: The grade, the scope or the limit; "" for a fault, which no manifest
+            declares.
         kind: The kind of pool that it is about; None for all of them.
         beyond: It is about more than one process and its store.
     """
@@ -75,6 +77,8 @@ class Proof(StrEnum):
     """How a word ends."""
 
     PROVEN = "proven"
+    IN_PART = "proven in part"
+    """Some of its tests could not run: its author can bring what is missing."""
     FAILED = "failed"
     NOT_PROVEN = "not proven"
     """No test could try it: its author can bring what is missing."""
@@ -96,8 +100,12 @@ class Word:
 
     @property
     def lacking(self) -> bool:
-        """Return whether something is declared and not proven."""
-        return bool(self.claim.declared) and self.proof is Proof.NOT_PROVEN
+        """Return whether something is declared and not proven.
+
+        A limit says how far other words reach; what lies within it was tried for them.
+        """
+        promised = self.claim.declared and self.claim.capability not in _LIMITS
+        return bool(promised) and self.proof is Proof.NOT_PROVEN
 
 
 def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
@@ -111,6 +119,11 @@ def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
         Claim(field, str(scope))
         for field in _SCOPES
         if (scope := getattr(manifest, field)) is not Scope.NONE
+    ]
+    found += [
+        Claim(field, str(limit))
+        for field in _LIMITS
+        if (limit := getattr(manifest, field))
     ]
     found += [
         Claim(f"{field} of hosts", str(scope), beyond=True)
@@ -129,11 +142,15 @@ def claims_of(manifest: Manifest) -> tuple[Claim, ...]:
 
 
 def judged(
-    claims: Iterable[Claim], proofs: Mapping[str, str], ended: Iterable[FinishedRun]
+    claims: Iterable[Claim],
+    proofs: Mapping[str, str],
+    ended: Iterable[FinishedRun],
+    declined: Collection[tuple[str, str]] = (),
 ) -> tuple[Word, ...]:
     """Return what became of each claim.
 
-    A failed test did try.
+    A failed test did try. `declined` are the tests, each with its case, that the
+    manifest itself leaves out.
     """
     tests = [test for test in ended if test.name in proofs]
     found = []
@@ -143,10 +160,14 @@ def judged(
             for test in tests
             if proofs[test.name] == claim.capability and claim.tried_by(test)
         ]
+        skipped = [test for test in mine if test.how == "skipped"]
+        lost = [test for test in skipped if (test.name, test.case) not in declined]
         if any(test.how == "failed" for test in mine):
             found.append(Word(claim, Proof.FAILED))
-        elif any(test.how != "skipped" for test in mine):
-            found.append(Word(claim, Proof.PROVEN))
+        elif len(skipped) < len(mine):
+            reasons = tuple(dict.fromkeys(test.why for test in lost))
+            proof = Proof.IN_PART if lost else Proof.PROVEN
+            found.append(Word(claim, proof, reasons))
         else:
             reasons = tuple(dict.fromkeys(test.why for test in mine))
             proof = Proof.NOT_HERE if claim.beyond else Proof.NOT_PROVEN

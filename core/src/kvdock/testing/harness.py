@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 PATIENCE_S = 30.0
 """Deadline of calls that are not about deadlines, and limit of a release."""
 
+FILL_S = 8.0
+"""How long a store is filled with pages that only have to be many."""
+
+FILL_LEAST = 1100
+"""How many there are in any case: more than libraries list or delete at once."""
+
 SOON_S = 1.0
 """How long what one handle stored may take to be found by another."""
 
@@ -227,6 +233,30 @@ class Setup:
             f"get of {len(hashes)} stored pages was answered {spelled(outcomes)}"
         )
 
+    def fill(self, hashes: Sequence[str]) -> Sequence[str]:
+        """Store many pages of the same bytes, which nothing looks at.
+
+        Returns:
+            Those that were stored: fewer than given where a store takes long for each.
+        """
+        end = self.until(FILL_S)
+        done = 0
+        while done < len(hashes) and (done < FILL_LEAST or time.monotonic() < end):
+            pages = hashes[done : done + FILL_LEAST]
+            one, _rows = self.batch(Operation.PUT, pages[:1], self.places(1))
+            batch = attrs.evolve(
+                one,
+                keys=self.keys(pages),
+                addresses=np.tile(one.addresses, (len(pages), 1)),
+                sizes=np.tile(one.sizes, (len(pages), 1)),
+            )
+            result = self.call(batch)
+            assert result.ok.all(), (
+                f"put of {len(pages)} pages was answered {spelled(result.outcomes)}"
+            )
+            done += len(pages)
+        return hashes[:done]
+
     def kept(self, hashes: Sequence[str], *, seed: int = 0) -> None:
         """Store pages and load them."""
         self.stored(hashes, seed=seed)
@@ -360,6 +390,7 @@ class Harness:
         model: str = "model-a",
         pages: int = 32,
         like: Setup | None = None,
+        **needs: Any,  # noqa: ANN401 - as `RouteRequirements` takes them
     ) -> tuple[Setup, ...]:
         """Attach pools of one engine process, with one client for all.
 
@@ -369,7 +400,7 @@ class Harness:
             AssertionError: If a pool finds no route that the manifest allows.
         """
         shard = shard or Shard()
-        routes = self.routes(pools, shard)
+        routes = self.routes(pools, shard, **needs)
         for route in routes:
             self._demand(route, pools, shard)
         # The namespace is about the pools as described, not as routed.
@@ -455,9 +486,12 @@ class Harness:
         model: str = "model-a",
         pages: int = 32,
         like: Setup | None = None,
+        **needs: Any,  # noqa: ANN401 - as `RouteRequirements` takes them
     ) -> Setup:
         """Attach one pool; see `attach`."""
-        return self.attach([pool], shard, model=model, pages=pages, like=like)[0]
+        return self.attach([pool], shard, model=model, pages=pages, like=like, **needs)[
+            0
+        ]
 
     def any_sample(self) -> Sample:
         """Return a sample pool of the first declared kind that has bytes, or skip."""

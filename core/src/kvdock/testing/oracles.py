@@ -22,8 +22,7 @@ Fails = Callable[[str], bool]
 class Oracle:
     """Override what your store allows; what is left out is skipped.
 
-    A backend that declares `integrity=NATIVE` is believed only if its own
-    distribution brings an oracle, as an entry point in `kvdock.oracles`.
+    `kvdock check` finds that of a distribution by its entry point in `kvdock.oracles`.
     """
 
     def small(self, folder: Path) -> Mapping[str, object] | None:

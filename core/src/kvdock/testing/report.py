@@ -19,6 +19,7 @@ import attrs
 from kvdock.config.convert import as_path
 from kvdock.config.schema import hide_secrets
 from kvdock.errors import KvdockError
+from kvdock.plugin.evidence import digest_of, package_of
 from kvdock.plugin.manifest import API_VERSION
 from kvdock.testing.claims import FAULTS, Claim, Word, claims_of, judged
 from kvdock.testing.loading import load_backend
@@ -54,7 +55,10 @@ class CheckReport:
         groups: Test name to the title of its group.
         claims: What its manifest declares.
         proofs: Test name to the capability that the test tries.
+        declined: The tests, each with its case, that the manifest leaves out.
         only: The word that chose the tests; "" for all of them.
+        evidence: What the report is of: the number of the contract, and a digest of the
+            plugin's package, "" where it has none.
         routes: Where sample pools of each family would go.
     """
 
@@ -64,7 +68,9 @@ class CheckReport:
     groups: Mapping[str, str]
     claims: tuple[Claim, ...] = ()
     proofs: Mapping[str, str] = attrs.field(factory=dict)
+    declined: frozenset[tuple[str, str]] = frozenset()
     only: str = ""
+    evidence: Mapping[str, object] = attrs.field(factory=dict)
     routes: tuple[Route, ...] = ()
 
     @property
@@ -94,7 +100,7 @@ class CheckReport:
         # After a run that broke off, or of a few, what is missing says nothing.
         if not self.whole or self.only:
             return ()
-        return judged(self.claims, self.proofs, self.record.ended)
+        return judged(self.claims, self.proofs, self.record.ended, self.declined)
 
     @property
     def unproven(self) -> tuple[Word, ...]:
@@ -178,6 +184,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         watch=watch,
     )
     backend = load_backend(name)
+    package = package_of(backend.plugin.candidate)
     return CheckReport(
         name=f"the chain {', '.join(tiers)}" if tiers else name,
         about=_about(name, settings, small or {}, secrets),
@@ -185,7 +192,12 @@ def check(  # noqa: PLR0913 - what a check depends on
         groups=_groups(),
         claims=() if tiers else _claims(backend),
         proofs=_proofs(),
+        declined=frozenset() if tiers else _declined(backend),
         only=only,
+        evidence={
+            "contract": API_VERSION,
+            "digest": digest_of(package) if package else "",
+        },
         routes=() if tiers else family_routes(backend),
     )
 
@@ -272,6 +284,15 @@ def _groups() -> dict[str, str]:
     whole = contract.groups(contract.BackendContract)
     whole |= contract.groups(contract.TierContract)
     return whole | contract.groups(contract.FaultContract)
+
+
+def _declined(backend: Backend) -> frozenset[tuple[str, str]]:
+    from kvdock.testing import cases, contract  # noqa: PLC0415 - needs pytest
+
+    chosen = cases.selection(contract.BackendContract, backend.manifest)
+    return frozenset(
+        (name, case.id) for name, each in chosen.items() for case in each if case.skip
+    )
 
 
 def _proofs() -> dict[str, str]:

@@ -109,7 +109,7 @@ def route_pools(
         needs=needs,
         judge=judge,
         # The kit tries what is declared; the checkup says what was not proven.
-        oracles={"kit_anchor", backend.name},
+        unproven={"kit_anchor": "", backend.name: ""},
     )
     by_name = {route.pool.name: route for route in plan.routes}
     return tuple(by_name[pool.name] for pool in pools)

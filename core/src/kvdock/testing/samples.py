@@ -90,6 +90,7 @@ class Sample:
     draft: bool = False
     head_group: int = 0
     page_bytes: int = 0
+    layers: int = 4
 
     def pool(self) -> PoolSpec:
         """Return the pool: a required sidecar, or an optional draft.
@@ -102,7 +103,7 @@ class Sample:
             Part(name, dtype, shape, per, axis)
             for name, dtype, shape, per in _PARTS[self.kind]
         )
-        layers: tuple[int, ...] = (0, 1, 2, 3)
+        layers = tuple(range(self.layers))
         if self.page_bytes:
             parts = (Part("bytes", DType.U8, (self.page_bytes,), Per.PAGE),)
             sharding, layers = Sharding.REPLICATED, (0,)

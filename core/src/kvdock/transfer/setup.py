@@ -299,6 +299,7 @@ def _check_integrity(plan: Plan, asked: Integrity) -> None:
     """Raise if the plan was made for another choice than the settings'."""
     kept = {
         Integrity.AUTO: (IntegrityCheck.TRAILER, IntegrityCheck.BACKEND),
+        Integrity.TRUST: (IntegrityCheck.TRAILER, IntegrityCheck.BACKEND),
         Integrity.ALWAYS: (IntegrityCheck.TRAILER,),
         Integrity.OFF: (IntegrityCheck.NONE, IntegrityCheck.BACKEND),
     }[asked]

@@ -16,6 +16,7 @@ from mutants import (
     promises,
     reports,
     retention,
+    rows,
     sampling,
     servers,
     stored,
@@ -68,6 +69,7 @@ MUTANTS = _of(
     retention,
     faults,
     tiers,
+    rows,
 )
 """All mutants, in the order of the table in the docs."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
-from reference import Handle
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from mutants.mutant import MemoryMutant, ungated
+
+if TYPE_CHECKING:
+    from reference import Handle
 
 MOST_BUFFERS = 400
 SHORT_S = 0.05

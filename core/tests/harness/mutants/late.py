@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from reference import Handle
+from typing import TYPE_CHECKING
 
 from kvdock.batch import Batch, Outcome
 from mutants.mutant import FolderMutant, MemoryMutant, entered, ungated
+
+if TYPE_CHECKING:
+    from reference import Handle
 
 
 class GateThatDoesNotClose(MemoryMutant):

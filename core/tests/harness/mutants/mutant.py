@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
-
 from peer_reference import PeerReference
 from reference import FolderReference, MemoryReference, ShelfOracle
 from server_reference import ServerReference

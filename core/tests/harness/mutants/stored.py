@@ -231,7 +231,7 @@ class FirstSegmentOnly(MemoryMutant):
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         if batch.operation is Operation.GET and batch.sizes.shape[1:] > (1,):
             result = super().run(handle, batch)
-            for row in np.flatnonzero(result.ok):
+            for row in np.flatnonzero(result.ok).tolist():
                 first = (ungated(batch).take(row) or b"")[: int(batch.sizes[row, 0])]
                 nbytes = int(batch.object_bytes[row])
                 ungated(batch).land(row, (first * nbytes)[:nbytes])

@@ -61,7 +61,8 @@ class Store:
         # Imported late: `kvdock list` shall not load it.
         import lmdb
 
-        settings.root.mkdir(parents=True, exist_ok=True)
+        # Pages hold what users have written: no one else on the host reads them.
+        settings.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path, self.home = str(settings.root), os.getpid()
         if self.path not in _OPEN:
             env = lmdb.open(
@@ -73,7 +74,7 @@ class Store:
             _OPEN[self.path] = [env, 0]
         _OPEN[self.path][1] += 1
         self.env = _OPEN[self.path][0]
-        self.full = lmdb.MapFullError
+        self.full, self.failed = lmdb.MapFullError, lmdb.Error
 
     def run(self, batch):
         if os.getpid() != self.home:
@@ -98,6 +99,8 @@ class Store:
                         txn.put(key, batch.take(row), overwrite=False)
                 except self.full:
                     return Outcome.REFUSED
+                except self.failed:
+                    return Outcome.ERROR
                 return Outcome.OK
             case Operation.DELETE:
                 with self.env.begin(write=True) as txn:

@@ -110,7 +110,7 @@ class Store:
             put = batch.operation is Operation.PUT
             return Outcome.REFUSED if put else Outcome.ERROR
 
-    def _one(self, batch, row, key):  # noqa: PLR0911 - one for each outcome
+    def _one(self, batch, row, key):
         match batch.operation:
             case Operation.PUT:
                 # Not EXISTS and then SET: of two writers one would replace the other.

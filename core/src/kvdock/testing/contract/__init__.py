@@ -31,6 +31,7 @@ from kvdock.testing.contract.late import LateTests  # noqa: E402 - after the rew
 from kvdock.testing.contract.lifecycle import LifecycleTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.limits import LimitTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.memory import MemoryTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.neighbours import NeighbourTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.pages import PageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.peers import PeerTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.races import RaceTests  # noqa: E402 - after the rewriting
@@ -66,6 +67,7 @@ class BackendContract(
     WriteFaultTests,
     LateTests,
     LifecycleTests,
+    NeighbourTests,
     MemoryTests,
     PeerTests,
     ReportTests,

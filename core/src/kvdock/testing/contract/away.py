@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,11 @@ from kvdock.testing.cases import contract_test, one_sample, reaching
 from kvdock.testing.contract.damage import declining
 from kvdock.testing.contract.limits import GRACE_S
 from kvdock.testing.harness import becomes, spelled
+from kvdock.testing.heartbeat import heartbeat
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from kvdock.arrays import OutcomeArray
     from kvdock.testing.harness import Harness, Setup
@@ -30,34 +30,11 @@ OLD, NEW, LATER = (page_hashes(8, label) for label in ("old", "new", "later"))
 GIVE_S = 0.4
 """How much time a call has while its store is away."""
 
-BEAT_S = 0.01
 STILL_S = 2.0
 """How long other threads may stand still on a busy machine."""
 
 BACK_S = 10.0
 """How long a store that is back may stay unused."""
-
-
-@contextmanager
-def heartbeat() -> Iterator[list[float]]:
-    """Let a thread of the engine beat; yield the times for which it could not run."""
-    gaps = [0.0]
-    end = threading.Event()
-
-    def beat() -> None:
-        last = time.monotonic()
-        while not end.wait(BEAT_S):
-            now = time.monotonic()
-            gaps.append(now - last)
-            last = now
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        yield gaps
-    finally:
-        end.set()
-        thread.join()
 
 
 class AwayTests:

@@ -115,7 +115,7 @@ class KeyTests:
         rig.stored([upper])
         rig.loaded([lower, upper])
 
-    @contract_test(limited("max_key_bytes"))
+    @contract_test(limited("max_key_bytes"), proves="max_key_bytes")
     def test_a_key_of_the_largest_size_is_kept(
         self, harness: Harness, case: int
     ) -> None:
@@ -126,7 +126,7 @@ class KeyTests:
         hashes = ["e" * (case - rest - 1) + last for last in "fg"]
         setup.kept(hashes)
 
-    @contract_test(limited("max_key_bytes"))
+    @contract_test(limited("max_key_bytes"), proves="max_key_bytes")
     def test_a_key_over_the_limit_is_refused_and_alone(
         self, harness: Harness, case: int
     ) -> None:

@@ -310,7 +310,7 @@ class LateTests:
                 break
             check_kept(setup, hashes)
 
-    @contract_test(promised("gated_get"))
+    @contract_test(promised("gated_get"), proves="gated_get")
     def test_a_read_that_ends_after_its_call_was_abandoned_fills_no_page(
         self, harness: Harness, case: Sample
     ) -> None:
@@ -324,7 +324,7 @@ class LateTests:
             assert is_reused(setup), "a read that was held back filled a page"
         setup.loaded(hashes)
 
-    @contract_test(promised("gated_put"))
+    @contract_test(promised("gated_put"), proves="gated_put")
     def test_a_write_that_ends_after_its_call_was_abandoned_is_never_served(
         self, harness: Harness, case: Sample
     ) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from kvdock.batch import Operation, Outcome
+from kvdock.plugin.manifest import Scope
 from kvdock.testing.cases import contract_test, graded, one_sample
+from kvdock.testing.contract.late import filled
 from kvdock.testing.contract.races import together
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvdock.plugin.manifest import Support
 
@@ -33,6 +37,8 @@ GRACE_S = 3.0
 """How much later than its deadline a call may end on a busy machine."""
 
 
+HOUR_S = 3600.0
+
 BUSY = 8
 HURRY_S = 0.05
 
@@ -44,6 +50,22 @@ LINGER_S = 0.25
 
 LINGER_MOST_S = 1.0
 """The same for a slow store."""
+
+
+@contextmanager
+def ending_clock(looks: int) -> Iterator[None]:
+    """Let all time be over for this thread once it has looked at the clock so often."""
+    now, thread, seen = time.monotonic, threading.get_ident(), 0
+
+    def monotonic() -> float:
+        nonlocal seen
+        if threading.get_ident() != thread:
+            return now()
+        seen += 1
+        return now() + (HOUR_S if seen > looks else 0.0)
+
+    with patch("time.monotonic", monotonic):
+        yield
 
 
 def _found(setup: Setup, rounds: Sequence[Sequence[str]]) -> int:
@@ -155,6 +177,27 @@ class LimitTests:
         assert (got[4:] != Outcome.OK).all()
         there = setup.exists(new)
         assert (there >= (put == Outcome.OK).all(axis=1)).all(), "OK, but not stored"
+
+    @contract_test(one_sample)
+    def test_a_put_whose_time_ends_in_the_middle_keeps_what_it_calls_stored(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        setup = harness.rig(case.pool())
+        shared = harness.backend.manifest.sharing is not Scope.NONE
+        other = harness.rig(case.pool()) if shared else setup
+        for looks in (0, 1, 2, 3, 5, 8):
+            pages = page_hashes(8, f"middle {looks}")
+            batch = filled(setup, Operation.PUT, pages)
+            with ending_clock(looks):
+                result = setup.backend.batch_io(setup.store, batch)
+            whole = result.ok.reshape(len(pages), -1).min(axis=1).tolist()
+            kept = [page for page, ok in zip(pages, whole, strict=True) if ok]
+            lost = int((~other.exists_soon(kept)).sum()) if kept else 0
+            assert not lost, (
+                f"time was over in the middle of a put of {len(pages)} pages: it calls "
+                f"{len(kept)} of them stored, and {lost} of these are not found"
+            )
+            setup.get(pages)
 
     @contract_test(one_sample)
     def test_a_call_ends_by_its_deadline(self, harness: Harness, case: Sample) -> None:

@@ -139,6 +139,12 @@ class RaceTests:
             clear,
             *(partial(write, twin, str(at)) for at, twin in enumerate(writers)),
         )
+        assert cleaner.clear() is Outcome.OK
+        for at in range(len(writers)):
+            last = page_hashes(16, f"{at} {rounds - 1}")
+            assert not setup.exists(last).any(), (
+                "stored during a clear, left by the next"
+            )
         setup.kept(PAGES)
 
     @contract_test(claimed("eviction"))
@@ -176,6 +182,32 @@ class RaceTests:
         one.loaded_soon(PAGES)
         one.release()
         two.loaded(PAGES)
+        two.kept(page_hashes(3, "after the release"))
+
+    @contract_test(one_sample)
+    def test_attachments_that_come_and_go_leave_the_calls_of_others_alone(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        setup = harness.rig(case.pool())
+        stop = threading.Event()
+
+        def work() -> None:
+            turn = 0
+            while not stop.is_set():
+                setup.kept(page_hashes(4, f"working {turn % 16}"))
+                turn += 1
+
+        def come_and_go() -> None:
+            try:
+                for turn in range(harness.scale.count(ROUNDS, least=3)):
+                    brief = harness.rig(case.pool(), model=f"model-{turn % 3}")
+                    brief.put(PAGES)
+                    brief.release()
+                    harness.forget(brief)
+            finally:
+                stop.set()
+
+        together(work, come_and_go)
 
     @contract_test(reaching("sharing", Scope.PROCESS))
     def test_a_page_that_was_missing_is_found_once_another_handle_stored_it(

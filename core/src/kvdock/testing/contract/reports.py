@@ -10,6 +10,7 @@ import pytest
 from kvdock.batch import Outcome
 from kvdock.capacity import Capacity
 from kvdock.testing.cases import claimed, contract_test
+from kvdock.testing.harness import becomes
 from kvdock.testing.samples import page_hashes
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ MOST_ROUNDS = 512
 
 TRACKED = 64
 """How many keys a backend is asked to keep track of."""
+
+AGAIN = 6
+"""How often pages are stored and deleted in turn."""
 
 SOON_S = 5.0
 """How long a report may be behind: it may come from a server that counts now and
@@ -114,6 +118,22 @@ class ReportTests:
         found = removed_soon(setup, len(setup.keys(go)))
         assert sorted(found) == sorted(setup.keys(go))
 
+    @contract_test(claimed("removed"), proves="removed")
+    def test_a_page_that_is_stored_again_is_not_reported_as_removed(
+        self, harness: Harness
+    ) -> None:
+        setup = harness.plain()
+        setup.store.removed(TRACKED)
+        again, gone = page_hashes(4, "again"), page_hashes(4, "gone")
+        setup.stored([*again, *gone])
+        delete(setup, [*again, *gone])
+        setup.stored(again)
+        found = removed_soon(setup, len(setup.keys(gone)))
+        assert sorted(found) == sorted(setup.keys(gone)), (
+            f"{len(gone)} pages are gone and {len(again)} were stored again: "
+            f"{len(found)} are reported as removed"
+        )
+
     @contract_test(claimed("removed"))
     def test_no_more_pages_are_tracked_than_were_asked_for(
         self, harness: Harness
@@ -157,5 +177,22 @@ class ReportTests:
         assert after is None or after.used_bytes >= nbytes, (
             f"{nbytes} bytes were stored, and {after.used_bytes} are reported as used"
         )
-        if after is not None and after.limit_bytes:
+        if after is None:
+            return
+        if after.limit_bytes:
             assert after.used_bytes <= after.limit_bytes, f"more than all: {after}"
+        delete(two, pages)
+        for turn in range(AGAIN):
+            # A store may keep the room of deleted pages for those that come next.
+            fresh = page_hashes(16, turn)
+            two.stored(fresh)
+            delete(two, fresh)
+
+        def grown_bytes() -> int:
+            level = one.store.capacity()
+            return level.used_bytes - after.used_bytes if level else 0
+
+        assert becomes(lambda: grown_bytes() <= nbytes, two.scale.seconds(SOON_S)), (
+            f"{AGAIN} times {nbytes} bytes were stored and deleted, and "
+            f"{grown_bytes()} more are reported as used"
+        )

@@ -19,6 +19,7 @@ from kvdock.testing.contract.final_tests import (
     contract_of,
 )
 from kvdock.testing.harness import Harness, Setup
+from kvdock.testing.heartbeat import heartbeat
 from kvdock.testing.loading import load_backend
 from kvdock.testing.scale import Scale
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from kvdock.plugin.backend import Backend
     from kvdock.testing.oracles import Oracle
     from kvdock.testing.samples import Sample
+
+LOCKED_S = 1.2
+"""How long the other threads of an engine may stand still."""
 
 
 class Suite:
@@ -78,10 +82,15 @@ class Suite:
             large_objects=self.large_objects,
             stays_s=self.stays_s,
         )
-        try:
-            yield harness
-        finally:
-            harness.close()
+        with heartbeat() as gaps:
+            try:
+                yield harness
+            finally:
+                harness.close()
+        assert max(gaps) < harness.scale.seconds(LOCKED_S), (
+            f"no other thread ran for {max(gaps):.1f} s: a call holds the interpreter's"
+            " lock, and an engine stands still meanwhile"
+        )
 
     @pytest.fixture
     def tight(

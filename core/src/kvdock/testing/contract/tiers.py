@@ -109,7 +109,7 @@ class TierTests:
         """Load the tiers; return what attaches an engine with rules for them.
 
         The core takes the last tier's word for its bytes where an oracle is given, as
-        it does of a plugin whose distribution brings one.
+        it does of a plugin with a report.
         """
         suite = cast("Any", type(self))
         scale, salt = Scale(suite.scale), uuid4().hex
@@ -119,8 +119,7 @@ class TierTests:
         plugins = {name: instance_of(loaded[one], name) for name, one in words.items()}
         if oracle is not None:
             far = plugins[suite.tiers[-1]]
-            believed = attrs.evolve(far.candidate, oracle="given")
-            plugins[suite.tiers[-1]] = attrs.evolve(far, candidate=believed)
+            plugins[suite.tiers[-1]] = attrs.evolve(far, believed=True)
         dock = Dock({name: Backend(plugin) for name, plugin in plugins.items()})
         (sample,) = one_sample(dock.backends[suite.tiers[0]].manifest)
         if sample.skip:

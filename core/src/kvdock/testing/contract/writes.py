@@ -6,12 +6,15 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from kvdock.batch import Outcome
-from kvdock.plugin.manifest import Scope
+from kvdock.plugin.manifest import Scope, Support
 from kvdock.testing.cases import Case, contract_test, one_sample, reaching, samples
+from kvdock.testing.contract.retention import LONG_S, put_until
 from kvdock.testing.harness import Harness, Setup, spelled
 from kvdock.testing.samples import Sample, page_hashes
+from kvdock.testing.workers import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 MOST_DELETED = 1500
-MOST_CLEARED = 2500
+MOST_CLEARED = 12_000
 
 
 def _kept_cases(manifest: Manifest) -> Iterable[Case]:
@@ -80,9 +83,8 @@ class WriteTests:
         most = harness.backend.manifest.max_batch_keys or MOST_DELETED
         count = harness.scale.count(min(most, MOST_DELETED), least=1100) + 7
         tiny = harness.sample(case.kind, page_bytes=24, name="tiny").pool()
-        setup = harness.rig(tiny, pages=count)
-        pages = page_hashes(count)
-        setup.stored(pages)
+        setup = harness.rig(tiny, pages=1)
+        pages = setup.fill(page_hashes(count))
         outcomes = setup.delete(pages[:-2])
         if (outcomes == Outcome.REFUSED).all():
             return
@@ -143,13 +145,41 @@ class WriteTests:
     def test_a_clear_forgets_thousands_of_pages(self, harness: Harness) -> None:
         # A library lists so many names at once (S3: 1000).
         count = harness.scale.count(MOST_CLEARED, least=1100)
-        tiny = harness.any_pool(page_bytes=24, name="tiny")
-        setup = harness.rig(tiny, pages=count)
-        pages = page_hashes(count)
-        setup.stored(pages)
+        setup = harness.rig(harness.any_pool(page_bytes=24, name="tiny"), pages=1)
+        pages = setup.fill(page_hashes(count))
         assert setup.clear() is Outcome.OK
         left = int(setup.exists(pages).sum())
-        assert not left, f"{left} of {count} pages are left after a clear"
+        assert not left, f"{left} of {len(pages)} pages are left after a clear"
+
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE), proves="clear_reach")
+    def test_a_clear_forgets_what_others_have_stored(self, harness: Harness) -> None:
+        sharing = harness.backend.manifest.sharing
+        if sharing is Scope.NONE:
+            pytest.skip("it declares no sharing")
+        sample = harness.any_sample()
+        cleaner, other = harness.rig(sample.pool()), harness.rig(sample.pool())
+        other.stored(page_hashes(3, "other"))
+        pages = page_hashes(3, "other") + page_hashes(3, "process")
+        worker = Worker.start(harness) if sharing >= Scope.HOST else None
+        try:
+            if worker:
+                worker.attach(sample)
+                worker.ask("put", hashes=pages[3:])
+            assert cleaner.clear() is Outcome.OK
+        finally:
+            if worker:
+                worker.end()
+        left = int(harness.rig(sample.pool()).exists(pages).sum())
+        assert not left, f"{left} pages that others had stored are left after a clear"
+
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE))
+    def test_a_clear_forgets_pages_that_are_promised(self, harness: Harness) -> None:
+        if harness.backend.manifest.retention is not Support.NATIVE:
+            pytest.skip("it promises nothing")
+        setup, pages = harness.plain(), page_hashes(3)
+        put_until(setup, pages, keep_s=LONG_S)
+        assert setup.clear() is Outcome.OK
+        assert not setup.exists(pages).any(), "a clear leaves pages that are promised"
 
     @contract_test(reaching("clear_reach", Scope.NAMESPACE))
     def test_clear_leaves_other_namespaces_alone(
