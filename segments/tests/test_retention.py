@@ -625,3 +625,24 @@ def test_bytes_of_pages_that_go_before_their_time_are_gone(
     assert not any(depot.pages([number]).tobytes() in raw for number in range(60))
     report = DirectoryStore(depot.root).verify(depot.store.place.namespace)
     assert not report.bad
+
+
+def test_what_is_stored_after_the_clock_was_set_back_is_served_until_its_time(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot, now = open_depot(quota=QUOTA), time.time
+    depot.put(range(10), expire_at=expiring(range(10), 3600))
+    depot.put(range(30, 40))
+    monkeypatch.setattr("time.time", lambda: now() + 7200)
+    assert not any(depot.there(range(10)))
+    monkeypatch.setattr("time.time", now)
+    later = range(20, 30)
+    assert depot.put(
+        later, keep_until=soon(1800), expire_at=expiring(later, 3600)
+    ).kept.all()
+    assert retain(depot, range(30, 40), expire_s=3600) == [OK] * 10
+    # What has expired once stays so.
+    assert depot.there(range(40)) == [False] * 20 + [True] * 20
+    depot.store.erase_expired()
+    assert depot.get(range(20, 40)) == [OK] * 20
+    assert depot.get(range(10)) == [ABSENT] * 10

@@ -36,6 +36,7 @@ from kvdock.testing.oracles import Fails, Oracle
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvdock.arrays import Int64Array
     from kvdock.geometry.region import Block, Region
     from kvdock.pools.shard import Shard
     from kvdock.pools.spec import PoolSpec
@@ -173,6 +174,8 @@ class Handle:
     track_limit: int = 0
     times: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     """By key: until when it is kept, and when it expires."""
+    max_age_s: float = 0.0
+    erase_within_s: float = 60.0
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def run(self, batch: Batch) -> BatchResult:
@@ -208,6 +211,7 @@ class MemoryReference:
         self.shelves: dict[str, Shelf] = {}
         self.times: dict[str, dict[str, tuple[int, int]]] = {}
         self.latest_s = 0.0
+        self.born_s: dict[str, float] = {}
 
     @cached_property
     def declared(self) -> Manifest:
@@ -266,6 +270,8 @@ class MemoryReference:
             region.blocks,
             config.settings.quota_bytes,
             times=self.open_times(config.settings),
+            max_age_s=config.max_age_s,
+            erase_within_s=config.erase_within_s,
         )
 
     def open_times(self, settings: ReferenceSettings) -> dict[str, tuple[int, int]]:
@@ -285,6 +291,7 @@ class MemoryReference:
         return key_suffixes(pool, shard)
 
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
+        self.erase(handle)
         outcomes = np.full(len(batch), Outcome.TIMEOUT, np.uint8)
         kept = np.zeros(len(batch), np.bool_)
         for row in range(len(batch)):
@@ -294,9 +301,22 @@ class MemoryReference:
                     kept[row] = self.retain(handle, batch, row) is Outcome.OK
         result = BatchResult.of(batch, outcomes)
         native = self.retention is Support.NATIVE
+        if native and batch.operation is Operation.GET:
+            return attrs.evolve(result, expire_at=self.told(handle, batch))
         return (
             attrs.evolve(result, kept=kept) if batch.keep_until and native else result
         )
+
+    def told(self, handle: Handle, batch: Batch) -> Int64Array | None:
+        """Return when the keys of a load expire."""
+        return np.array([handle.times.get(key, (0, 0))[1] for key in batch.keys])
+
+    def erase(self, handle: Handle) -> None:
+        """Forget the objects whose time has been over for so long."""
+        for key in list(handle.times):
+            end = self.end_of(handle, key)
+            if 0 < end <= self.clock() - handle.erase_within_s:
+                handle.shelf.remove(key)
 
     def step(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         key = batch.keys[row]
@@ -346,8 +366,14 @@ class MemoryReference:
 
     def expired(self, handle: Handle, key: str) -> bool:
         """Return whether a key's time is over."""
+        return 0 < self.end_of(handle, key) <= int(self.clock())
+
+    def end_of(self, handle: Handle, key: str) -> float:
+        """Return when a key's time is over; 0 for never."""
         end = handle.times.get(key, (0, 0))[1]
-        return 0 < end <= int(self.clock())
+        if end or not handle.max_age_s:
+            return end
+        return self.born_s.get(key, 0.0) + handle.max_age_s
 
     def move(self, handle: Handle, batch: Batch, row: int) -> Outcome:
         """Move the bytes of one key."""
@@ -395,6 +421,7 @@ class MemoryReference:
             if self.get(handle, key, len(data))[0] is Outcome.OK:
                 return Outcome.OK
             handle.times.pop(key, None)
+            self.born_s[key] = self.clock()
             blob = sealed(key, data)
             if not self.room(handle, len(blob)):
                 return Outcome.REFUSED

@@ -479,8 +479,12 @@ class SegmentAllocator:
 
     def check_quota(self, folder: SegmentDirectory) -> bool:
         """Return whether the namespace takes more than its quota; then stop puts."""
-        taken, quota = self._taken_bytes(folder), self.settings.quota
-        if not quota or taken <= quota:
+        quota = self.settings.quota
+        if not quota or self._taken_bytes(folder) <= quota:
+            return False
+        self._sweep_leftovers(folder)
+        taken = self._taken_bytes(folder)
+        if taken <= quota:
             return False
         self.above_quota.set()
         log.warning(
@@ -531,13 +535,17 @@ class SegmentAllocator:
 
     def _sweep(self, folder: SegmentDirectory) -> Segment | None:
         """Delete unreadable files, and make a segment in their place."""
+        return self.create(folder) if self._sweep_leftovers(folder) else None
+
+    def _sweep_leftovers(self, folder: SegmentDirectory) -> bool:
+        """Delete unreadable files; return whether there were any."""
         if not folder.leftover_bytes:
-            return None
+            return False
         if not collect_garbage(folder.fd, folder.liveness, lost=True):
-            return None
+            return False
         self.counts["leftovers_swept"] += 1
         folder.scan()
-        return self.create(folder)
+        return True
 
     def _recycle(self, folder: SegmentDirectory, before_ns: int) -> Segment | None:
         """Plan evictions and return what comes of them."""

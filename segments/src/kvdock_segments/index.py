@@ -370,10 +370,21 @@ class Index:
         return rows
 
     def _expired(self, rows: Int64Array, grace_s: int = 0) -> BoolArray:
-        # A clock that is set back brings no page back that has expired.
-        self._latest_s = max(self._latest_s, time.time())
-        now_s = self._latest_s - grace_s
+        now_s = self._now_s() - grace_s
         return expired(self.words[rows], now_s, self.max_age_s)
+
+    def _now_s(self) -> float:
+        """Return the time; where the clock was set back, mark what had expired.
+
+        No such page comes back. Those that are stored from now on live by the clock, so
+        it is looked at before they are in the index.
+        """
+        latest_s, self._latest_s = self._latest_s, time.time()
+        if int(self._latest_s) < int(latest_s):
+            rows = np.flatnonzero(self.records["check"])
+            over = rows[expired(self.words[rows], latest_s, self.max_age_s)]
+            self.records["expire_at"][over] = 1
+        return self._latest_s
 
     def rows_of(self, digests: UInt64Array) -> Int64Array:
         """Return every row that holds one of some keys, by reading all of them.
@@ -429,6 +440,8 @@ class Index:
         """
         words = records_in_words(records)
         self.timed = self.timed or bool(np.count_nonzero(words[:, 3]))
+        if self.timed:
+            self._now_s()
         self.words[rows] = words
         self.used_ns[rows] = used_ns
         numbers = self.segment_of[rows]

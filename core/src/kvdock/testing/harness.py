@@ -394,7 +394,7 @@ class Harness:
     ) -> tuple[Setup, ...]:
         """Attach pools of one engine process, with one client for all.
 
-        The namespace is that of `like`, if given.
+        The namespace is that of `like`, if given, and the times.
 
         Raises:
             AssertionError: If a pool finds no route that the manifest allows.
@@ -413,6 +413,8 @@ class Harness:
             namespace=namespace_digest(record),
             namespace_record=record,
             shard=shard,
+            max_age_s=like.config.max_age_s if like else 0.0,
+            erase_within_s=like.config.erase_within_s if like else 60.0,
         )
         rigs = tuple(
             self._attach(

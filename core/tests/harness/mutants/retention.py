@@ -10,10 +10,12 @@ import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.plugin.manifest import Support
-from mutants.mutant import MemoryMutant
+from mutants.mutant import FolderMutant, MemoryMutant
 
 if TYPE_CHECKING:
     from reference import Handle, ReferenceSettings
+
+    from kvdock.arrays import Int64Array
 
 
 class PromiseForgotten(MemoryMutant):
@@ -120,3 +122,73 @@ class WishCalledPromise(MemoryMutant):
         if not batch.keep_until or batch.operation is not Operation.PUT:
             return result
         return attrs.evolve(result, kept=np.ones(len(batch), np.bool_))
+
+
+class PutTakesTheTimeAway(MemoryMutant):
+    """Writes the times of a batch also where it has none."""
+
+    image_of = "SET without EX: the old time to live is gone"
+    caught_by = "test_an_expiry_stays_where_a_call_says_no_time"
+
+    def retain(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        if batch.operation is Operation.PUT and batch.expire_at is None:
+            handle.times.pop(batch.keys[row], None)
+        return super().retain(handle, batch, row)
+
+
+class RetainTakesTheTimeAway(MemoryMutant):
+    """Lets a promise replace an expiry."""
+
+    image_of = "a lease with one time for both: what is kept longer is served longer"
+    caught_by = "test_an_expiry_stays_where_a_call_says_no_time"
+
+    def retain(self, handle: Handle, batch: Batch, row: int) -> Outcome:
+        if batch.operation is Operation.RETAIN and batch.expire_at is None:
+            handle.times.pop(batch.keys[row], None)
+        return super().retain(handle, batch, row)
+
+
+class ExpiryNotTold(MemoryMutant):
+    """Loads pages without their times, so that a copy of them has none."""
+
+    image_of = "a copy between tiers that is served for ever"
+    caught_by = "test_a_load_tells_when_its_pages_expire"
+
+    def told(self, handle: Handle, batch: Batch) -> Int64Array | None:
+        del handle, batch
+        return None
+
+
+class MaximalAgeIgnored(MemoryMutant):
+    """Knows the times of pages, and none for those that say none."""
+
+    image_of = "segments: max_age_s was tried by no test"
+    caught_by = "test_pages_of_the_maximal_age_are_not_served"
+
+    def end_of(self, handle: Handle, key: str) -> float:
+        return handle.times.get(key, (0, 0))[1]
+
+
+class ExpiredBytesStay(FolderMutant):
+    """Serves nothing after its time, and keeps the bytes for whoever reads the disk."""
+
+    image_of = "a key that is only hidden: its blob waits for a compaction"
+    caught_by = "test_bytes_are_gone_soon_after_their_time"
+    retention = Support.NATIVE
+
+    def erase(self, handle: Handle) -> None:
+        del handle
+
+
+class ServedAfterItsTime(MemoryMutant):
+    """Looks at times in look-ups, and loads whatever is stored."""
+
+    image_of = "an expiry that the index knows and the read does not"
+    caught_by = "test_pages_are_not_served_after_their_time"
+
+    def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
+        times = handle.times.pop(key, None)
+        found = super().get(handle, key, nbytes)
+        if times is not None:
+            handle.times[key] = times
+        return found

@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
 from kvdock.testing.contract.away import AwayTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.damage import DamageTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.declared import DeclaredTests  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.expiry import ExpiryTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.faulty import FaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.final_tests import SealedError  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.keys import KeyTests  # noqa: E402 - after the rewriting
@@ -72,6 +73,7 @@ class BackendContract(
     PeerTests,
     ReportTests,
     RetentionTests,
+    ExpiryTests,
     MachineTests,
     Suite,
     sealed=True,
