@@ -485,7 +485,9 @@ def validate_result(batch: Batch, result: object) -> BatchResult:
     if result.outcomes.shape != rows or result.nbytes.shape != rows:
         raise BatchError(
             f"{batch.operation} of {rows[0]} keys answered with "
-            f"{result.outcomes.shape} outcomes and {result.nbytes.shape} byte counts"
+            f"{result.outcomes.shape} outcomes and {result.nbytes.shape} byte counts",
+            fix="Answer with one outcome for each of batch.keys, in their order: begin "
+            "with [Outcome.TIMEOUT] * len(batch), and fill in what was done.",
         )
     if result.hold is not None and not isinstance(result.hold, MemoryHold):
         raise BatchError(

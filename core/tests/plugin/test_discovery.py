@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvdock.errors import PluginError
+from kvdock.errors import PluginError, SettingsError
 from kvdock.plugin import discovery
 from kvdock.plugin.discovery import BrokenPlugin, Candidate, LoadStage
 from kvdock.plugin.loading import load_all
@@ -34,6 +34,24 @@ BROKEN = {
         LoadStage.IMPORT,
         "ModuleNotFoundError: No module named 'nowhere'",
         "Reinstall kvdock-bad",
+    ),
+    "names_no_module": (
+        [("from kvdock import", "import kvdock_bad.deeper\nfrom kvdock import")],
+        LoadStage.IMPORT,
+        (
+            "ModuleNotFoundError: No module named 'kvdock_bad.deeper'; 'kvdock_bad' is "
+            "not a package"
+        ),
+        "Reinstall kvdock-bad",
+    ),
+    "misspelt_field": (
+        [(SUMMARY, 'summary="a backend", durabilty="host",')],
+        LoadStage.MANIFEST,
+        (
+            "its manifest raised TypeError: Manifest.__init__() got an unexpected "
+            "keyword argument 'durabilty'"
+        ),
+        "Did you mean 'durability'?",
     ),
     "exits": (
         [("from kvdock import", "raise SystemExit(3)\nfrom kvdock import")],
@@ -304,6 +322,37 @@ def test_discovery_records_an_oracle_without_importing_it(shelf: Shelf) -> None:
     assert found["silent"] == ""
 
 
+@pytest.mark.parametrize(
+    ("attribute", "module"), [("", "kvdock_bad_one"), ("no_such_plugin", "")]
+)
+def test_an_entry_point_that_names_nothing_is_not_what_is_to_be_installed(
+    shelf: Shelf, attribute: str, module: str
+) -> None:
+    shelf.add("bad", "", attribute=attribute, module=module)
+    if module:
+        (shelf.root / f"{module}.py").unlink()
+    _, (problem,) = load_all(every())
+    assert "correct the entry point in the pyproject.toml of kvdock-bad" in problem.fix
+
+
+def test_who_asks_for_an_unknown_backend_hears_what_announces_one() -> None:
+    with pytest.raises(PluginError, match=r"entry point in the group kvdock\.backends"):
+        discovery.require(["zzz"], ["file"], ())
+
+
+def test_a_busy_host_gives_an_import_more_time(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.add("bad", "import threading; threading.Event().wait()")
+    monkeypatch.setenv("KVDOCK_IMPORT_S", "0.5")
+    (problem,) = try_each(every()).values()
+    assert problem.cause == "its import took more than 0.5 s"
+    assert "give it more time with KVDOCK_IMPORT_S" in problem.fix
+    monkeypatch.setenv("KVDOCK_IMPORT_S", "soon")
+    with pytest.raises(SettingsError, match="KVDOCK_IMPORT_S='soon' is not a time"):
+        try_each(every())
+
+
 def test_an_oracle_of_another_distribution_does_not_count(shelf: Shelf) -> None:
     """What the core stores must not depend on a package of tests."""
     shelf.add("good", "")
@@ -340,7 +389,7 @@ def test_a_missing_plugin_that_is_required_names_the_nearest(shelf: Shelf) -> No
     with pytest.raises(PluginError, match="Try: pip install kvdock-hf3fs"):
         discovery.require(["hf3fs"], {}, ())
     # Only kvdock's own: the name may be a typing error, or a stranger's package.
-    with pytest.raises(PluginError, match=r"Installed: \w+\.$"):
+    with pytest.raises(PluginError, match=r"Installed: \w+\. A backend"):
         discovery.require(["zzz"], plugins, problems)
 
 

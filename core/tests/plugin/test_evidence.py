@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.evidence import NO_REPORT, REPORT, digest_of, why_unproven
 from kvdock.plugin.manifest import API_VERSION
 
@@ -17,18 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "package_of_a_plugin"
-PLUGIN = Candidate(
-    name="sure",
-    value=f"{NAME}.plugin:build",
-    distribution="d",
-    version="1",
-    oracle=f"{NAME}.oracle:oracle",
-)
+PLUGIN = f"{NAME}.plugin:build"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package of a loaded plugin, with an oracle in its entry points."""
+    """The package of a loaded plugin."""
     package = tmp_path / NAME
     (package / "deep").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -56,10 +49,8 @@ def test_an_oracle_alone_proves_nothing(folder: Path) -> None:
 
 
 def test_a_module_that_is_no_package_carries_no_report() -> None:
-    alone = Candidate(name="a", value="json.decoder", distribution="d", version="1")
-    assert why_unproven(alone) == NO_REPORT
-    gone = Candidate(name="a", value="never_imported", distribution="d", version="1")
-    assert why_unproven(gone) == NO_REPORT
+    assert why_unproven("json.decoder") == NO_REPORT
+    assert why_unproven("never_imported") == NO_REPORT
 
 
 @pytest.mark.parametrize("change", ["edited", "added", "removed", "moved"])

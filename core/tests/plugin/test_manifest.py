@@ -66,7 +66,10 @@ def test_scopes_are_ordered_by_reach_and_not_by_spelling() -> None:
         ({"name": "Mine"}, "not a valid backend name"),
         ({"kinds": {}}, "takes no kind of pool"),
         ({"kinds": {"mha": 3}}, "declares 'mha': 3"),
-        ({"kinds": {"mhaa": KindSupport()}}, "declares 'mhaa'"),
+        (
+            {"kinds": {"mhaa": KindSupport()}},
+            "unknown kind of pool, 'mhaa'. Did you mean 'mha'?",
+        ),
         ({"max_batch_keys": -1}, "max_batch_keys is negative"),
         ({"settings": int}, "is not an attrs class"),
         ({"name": None}, "name is text, not None"),

@@ -15,12 +15,14 @@ from plugins_of_objects import (
     Objects,
     Plain,
     attach,
+    loaded,
     lookup,
 )
 
 from kvdock.batch import Batch, Operation
 from kvdock.errors import PluginError
 from kvdock.keys import key_suffixes
+from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Support
 from kvdock.plugin.store import MAX_ENDPOINT_BYTES, endpoint_of
 from kvdock.pools.shard import Shard
@@ -89,3 +91,17 @@ def test_the_hooks_of_a_listing_are_the_plugins_own() -> None:
     assert own == {"kvdock_manifest", "kvdock_register_pool"}
     more = attach(Functions(Plain()))[0].plugin.implemented - own
     assert more == {"kvdock_batch_io", "kvdock_key_suffix"}
+
+
+def test_a_pool_over_the_declared_limit_is_rejected_before_the_plugin_sees_it() -> None:
+    """Whatever its route was planned with: a limit that is declared holds."""
+    store = Plain()
+    backend = loaded(Objects(store, max_object_bytes=10), "obj")
+    for nbytes in (10, 11):
+        region: Any = SimpleNamespace(object_bytes=np.array([1, nbytes]))
+        if nbytes == 10:
+            found: object = backend.register_pool(POOL, region, AttachConfig())
+            assert found is store
+            continue
+        with pytest.raises(PluginError, match="has 11 bytes, and obj takes 10 at most"):
+            backend.register_pool(POOL, region, AttachConfig())

@@ -76,7 +76,7 @@ def test_a_claim_whose_tests_were_all_skipped_is_not_proven() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "proof"), [("passed", Proof.PROVEN), ("failed", Proof.FAILED)]
+    ("how", "proof"), [("passed", Proof.IN_PART), ("failed", Proof.FAILED)]
 )
 def test_one_test_that_ran_is_a_trial_whatever_came_of_it(
     how: str, proof: Proof
@@ -86,6 +86,32 @@ def test_one_test_that_ran_is_a_trial_whatever_came_of_it(
     (word,) = judged(claims, proves, runs)
     assert word.proof is proof
     assert not word.lacking
+
+
+def test_a_word_is_proven_in_part_where_a_test_of_it_could_not_run() -> None:
+    runs = [
+        ended("test_reads", "passed", "small"),
+        ended("test_reads", "skipped", "large", "too large for it"),
+        ended("test_late", "skipped", "small", "its I/O cannot be held back"),
+    ]
+    proves = dict.fromkeys(("test_reads", "test_late"), "gated_get")
+    declined = {("test_reads", "large")}
+    (word,) = judged([Claim("gated_get", "native")], proves, runs, declined)
+    assert (word.proof, word.reasons) == (
+        Proof.IN_PART,
+        ("its I/O cannot be held back",),
+    )
+    assert not word.lacking
+    # What the manifest itself leaves out is not missing.
+    (word,) = judged([Claim("gated_get", "native")], proves, runs[:2], declined)
+    assert (word.proof, word.reasons) == (Proof.PROVEN, ())
+
+
+def test_a_limit_is_a_word_and_lacks_nothing_where_it_was_not_tried() -> None:
+    (claim,) = claims_of(manifest(max_object_bytes=1 << 30))
+    assert claim == Claim("max_object_bytes", str(1 << 30))
+    (word,) = judged([claim], {}, [])
+    assert (word.proof, word.lacking) == (Proof.NOT_PROVEN, False)
 
 
 def test_what_is_about_more_than_a_host_is_not_provable_here() -> None:

@@ -43,8 +43,8 @@ class Backend:
     @property
     def unproven(self) -> str:
         """Why the integrity that it declares is not proven; "" where it is."""
-        plugin = self.plugin
-        return "" if plugin.believed else evidence.why_unproven(plugin.candidate)
+        value = self.plugin.candidate.value
+        return "" if self.plugin.believed else evidence.why_unproven(value)
 
     @property
     def observers(self) -> tuple[str, ...]:
@@ -171,10 +171,16 @@ class Backend:
         """Hand it a pool's memory; return the pool's store.
 
         Raises:
-            PluginError: If that does not fit the manifest.
+            PluginError: If the pool or the store does not fit the manifest.
             KvdockError: If it rejects the pool.
         """
-        plugin = self.plugin
+        plugin, limit = self.plugin, self.manifest.max_object_bytes
+        if limit and limit < (largest := max(region.object_bytes.tolist(), default=0)):
+            raise PluginError(
+                f"an object of pool {pool.name!r} has {largest} bytes, and {self.name} "
+                f"takes {limit} at most",
+                fix="Plan the routes with the settings that it is attached with.",
+            )
         store: WholeStore = plugin.hooks.kvdock_register_pool(
             pool=pool, region=region, config=config
         )

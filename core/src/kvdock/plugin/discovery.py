@@ -296,14 +296,23 @@ def import_entry_point(candidate: Candidate) -> object:
     except KeyboardInterrupt:
         raise  # the user's, or a signal that ends the command
     except BaseException as error:
-        raise BrokenPlugin(
-            candidate.problem(
-                LoadStage.IMPORT,
-                f"{type(error).__name__}: {error}",
-                f"Reinstall {candidate.distribution}, or install what it needs.",
+        fix = f"Reinstall {candidate.distribution}, or install what it needs."
+        if _names_nothing(error, module_name.strip()):
+            fix = (
+                f"There is no {candidate.value!r}: correct the entry point in the "
+                f"pyproject.toml of {candidate.distribution}, and install that again, "
+                "with `pip install -e` too."
             )
-        ) from error
+        cause = f"{type(error).__name__}: {error}"
+        raise BrokenPlugin(candidate.problem(LoadStage.IMPORT, cause, fix)) from error
     return found
+
+
+def _names_nothing(error: BaseException, module: str) -> bool:
+    """Return whether what an entry point names itself is missing."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{module}.".startswith(f"{error.name}.")
+    return isinstance(error, AttributeError) and error.obj is sys.modules.get(module)
 
 
 def require(
@@ -327,5 +336,7 @@ def require(
             f"no backend {name!r} is installed",
             fix=install_hint(name)
             or did_you_mean(name, plugins)
-            or f"Installed: {', '.join(sorted(plugins)) or 'none'}.",
+            or f"Installed: {', '.join(sorted(plugins)) or 'none'}. A backend is what "
+            f"an entry point in the group {BACKENDS_GROUP} announces, once that is "
+            "installed, with `pip install -e` too.",
         )

@@ -11,12 +11,9 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvdock.plugin.manifest import API_VERSION
-
-if TYPE_CHECKING:
-    from kvdock.plugin.discovery import Candidate
 
 REPORT = "kvdock-report.json"
 """The file of a plugin's package that holds its report."""
@@ -24,9 +21,13 @@ REPORT = "kvdock-report.json"
 NO_REPORT = "its package carries no report of the kit"
 
 
-def why_unproven(candidate: Candidate) -> str:
-    """Return why the integrity that a loaded plugin declares is not proven, or ""."""
-    folder = package_of(candidate)
+def why_unproven(value: str) -> str:
+    """Return why the integrity that a loaded plugin declares is not proven, or "".
+
+    Args:
+        value: What its entry point names.
+    """
+    folder = package_of(value)
     if folder is None:
         return NO_REPORT
     try:
@@ -45,9 +46,9 @@ def why_unproven(candidate: Candidate) -> str:
     return "" if passed and "integrity" in proven else "its report does not prove it"
 
 
-def package_of(candidate: Candidate) -> Path | None:
+def package_of(value: str) -> Path | None:
     """Return the folder of a loaded plugin's package; None if it has none."""
-    package = sys.modules.get(candidate.value.partition(":")[0].partition(".")[0])
+    package = sys.modules.get(value.partition(":")[0].partition(".")[0])
     folders = list(getattr(package, "__path__", ()))
     return Path(folders[0]) if len(folders) == 1 else None
 

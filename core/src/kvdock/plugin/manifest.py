@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, get_args, get_type_hints
 import attrs
 
 from kvdock.config.schema import CORE_WORDS
-from kvdock.errors import ManifestError
+from kvdock.errors import ManifestError, did_you_mean
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
 from kvdock.validators import Validators
 
@@ -257,6 +257,20 @@ def _kinds(
     return {_member(PoolKind, kind): support for kind, support in found.items()}
 
 
+def _check_kind(backend: str, kind: object, support: object) -> None:
+    if kind not in list(PoolKind):
+        raise ManifestError(
+            f"backend {backend!r} declares an unknown kind of pool, {str(kind)!r}",
+            fix=did_you_mean(str(kind), [one.value for one in PoolKind])
+            or f"Known are {', '.join(PoolKind)}.",
+        )
+    if not isinstance(support, KindSupport):
+        raise ManifestError(
+            f"backend {backend!r} declares {str(kind)!r}: {support!r}",
+            fix="Map members of PoolKind to KindSupport records.",
+        )
+
+
 @attrs.frozen(kw_only=True)
 class Manifest:
     """What one backend can do.
@@ -349,11 +363,7 @@ class Manifest:
         if not self.kinds:
             raise ManifestError(f"backend {self.name!r} takes no kind of pool")
         for kind, support in self.kinds.items():
-            if kind not in list(PoolKind) or not isinstance(support, KindSupport):
-                raise ManifestError(
-                    f"backend {self.name!r} declares {str(kind)!r}: {support!r}",
-                    fix="Map members of PoolKind to KindSupport records.",
-                )
+            _check_kind(self.name, kind, support)
         for limit in _LIMITS:
             if getattr(self, limit) < 0:
                 raise ManifestError(f"backend {self.name!r}: {limit} is negative")

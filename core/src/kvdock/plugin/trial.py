@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import json
+import math
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from kvdock.errors import SettingsError
 from kvdock.plugin.discovery import DENY_VARIABLE, Candidate, LoadStage
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 TRIAL_S = 10.0
 """Time for one plugin to be imported and to say what it declares."""
+
+TRIAL_VARIABLE = "KVDOCK_IMPORT_S"
+"""Seconds that replace it, for hosts that are slow or busy."""
 
 _CHILD = """
 import json, os, sys
@@ -38,13 +43,18 @@ os.write(answer, serve(json.loads(sys.argv[2]), float(sys.argv[3])).encode())
 
 
 def try_each(
-    candidates: Sequence[Candidate], timeout_s: float = TRIAL_S
+    candidates: Sequence[Candidate], timeout_s: float = 0.0
 ) -> dict[Candidate, PluginProblem]:
     """Load each candidate in a process of its own; return those that fail, and why.
 
     They are forks of one process. That is a fork of this one, which saves the start of
     an interpreter, or a new one where this one has threads: those do not survive.
+    A time of 0 is that of the environment, or else `TRIAL_S`.
+
+    Raises:
+        SettingsError: If the environment's time is not a number of seconds.
     """
+    timeout_s = timeout_s or _usual_s()
     if not candidates:
         return {}
     given = [attrs.asdict(one) for one in candidates]
@@ -124,7 +134,12 @@ def _problem(
     end in time; `said` is what it answered, as JSON.
     """
     if code is None:
-        return _crashed(candidate, f"its import took more than {timeout_s:g} s")
+        return candidate.problem(
+            LoadStage.IMPORT,
+            f"its import took more than {timeout_s:g} s",
+            f"On a busy host give it more time with {TRIAL_VARIABLE}=60, or leave it "
+            f"out with {DENY_VARIABLE}={candidate.distribution}.",
+        )
     if code < 0:
         name = signal.Signals(-code).name
         return _crashed(candidate, f"its import crashed the process ({name})")
@@ -134,6 +149,19 @@ def _problem(
     if not told:
         return None
     return candidate.problem(LoadStage(told["stage"]), told["cause"], told["fix"])
+
+
+def _usual_s() -> float:
+    given = os.environ.get(TRIAL_VARIABLE, "")
+    try:
+        found = float(given or TRIAL_S)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise SettingsError(
+            f"{TRIAL_VARIABLE}={given!r} is not a time", fix="Give seconds, such as 60."
+        )
+    return found
 
 
 def _crashed(candidate: Candidate, cause: str) -> PluginProblem:

@@ -6,6 +6,7 @@ Knows nothing of where the plugin comes from; `kvdock.plugin.loading` does.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +18,12 @@ from kvdock.errors import ManifestError, did_you_mean
 from kvdock.plugin import hookspecs
 from kvdock.plugin.discovery import LoadStage
 from kvdock.plugin.hookspecs import hookimpl
-from kvdock.plugin.manifest import API_VERSION, OLDEST_API_VERSION, Manifest
+from kvdock.plugin.manifest import (
+    API_VERSION,
+    OLDEST_API_VERSION,
+    KindSupport,
+    Manifest,
+)
 from kvdock.plugin.store import PeerMemory, WholeStore
 
 if TYPE_CHECKING:
@@ -173,11 +179,22 @@ def _manifest(
     except BaseException as error:
         raise ContractViolation(
             f"its manifest raised {type(error).__name__}: {error}",
-            f"It may be written for another kvdock; upgrade {distribution} or kvdock.",
+            _nearest_field(error)
+            or "It may be written for another kvdock; "
+            f"upgrade {distribution} or kvdock.",
             LoadStage.MANIFEST,
         ) from error
     _check_manifest(found, name, distribution)
     return cast("Manifest", found)
+
+
+def _nearest_field(error: BaseException) -> str:
+    """Return which field is meant where a record got one that it does not have."""
+    word = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    fields = [
+        field.name for cls in (Manifest, KindSupport) for field in attrs.fields(cls)
+    ]
+    return did_you_mean(word[1], fields) if word else ""
 
 
 def _check_manifest(found: object, name: str, distribution: str) -> None:

@@ -184,7 +184,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         watch=watch,
     )
     backend = load_backend(name)
-    package = package_of(backend.plugin.candidate)
+    package = package_of(backend.plugin.candidate.value)
     return CheckReport(
         name=f"the chain {', '.join(tiers)}" if tiers else name,
         about=_about(name, settings, small or {}, secrets),

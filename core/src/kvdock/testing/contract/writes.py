@@ -90,7 +90,9 @@ class WriteTests:
             return
         assert (outcomes == Outcome.OK).all(), spelled(outcomes)
         left = setup.exists(pages)
-        assert not left[:-2].any(), f"{left[:-2].sum()} of {count - 2} are still there"
+        assert not left[:-2].any(), (
+            f"{left[:-2].sum()} of {len(pages) - 2} are still there"
+        )
         assert left[-2:].all(), "pages that were not to be deleted are gone"
 
     @contract_test(_kept_cases)
