@@ -165,7 +165,7 @@ def test_computing_is_learned_where_only_short_rests_are_computed() -> None:
     # A piece is computed, and all but that is loaded.
     assert all(found.pages // 2 < one.pages < found.pages for one in found.events[2:4])
     assert {one.reason for one in found.skipped[:2]} == {"learn"}
-    assert set(choices[4:]) == {"compute"}
+    assert set(choices[4:]) == {"compute", "explore"}
     assert found.request() == pytest.approx(Engine().seconds(0, found.end))
 
 

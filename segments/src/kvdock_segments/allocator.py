@@ -13,7 +13,6 @@ import errno
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections import Counter
@@ -434,40 +433,37 @@ class SegmentAllocator:
 
     def _room(self, folder: SegmentDirectory) -> int:
         """Return how many bytes the namespace may still grow by."""
-        room = self.free_bytes() - self.settings.free_space
-        if self.settings.quota:
-            room = min(room, self._quota_left(folder))
-        return min(room, self._root_quota_left())
+        room = self._shared_room()
+        return min(room, self._quota_left(folder)) if self.settings.quota else room
 
     def _quota_left(self, folder: SegmentDirectory) -> int:
         """Return what a namespace has left of its own quota, which it must have."""
         return self.settings.quota - self._taken_bytes(folder)
 
-    def _root_quota_left(self) -> int:
-        """Return what all namespaces together have left of the root's quota."""
+    def _shared_room(self) -> int:
+        """Return what the file system and the root's quota leave to all namespaces."""
+        room = self.free_bytes() - self.settings.free_space
         if not self.settings.root_quota:
-            return sys.maxsize
+            return room
         taken = self.usage_bytes() + self.elsewhere.nbytes()
-        return self.settings.root_quota - taken
+        return min(room, self.settings.root_quota - taken)
 
     def growth_bytes(self) -> int:
         """Return what a namespace may grow by, its own quota aside.
 
         Namespaces that no process has open would make way for that.
         """
-        free = self.free_bytes() - self.settings.free_space
-        free = min(free, self._root_quota_left())
-        return max(0, free + self.elsewhere.unused_bytes())
+        return max(0, self._shared_room() + self.elsewhere.unused_bytes())
 
     def _make_way(self, folder: SegmentDirectory) -> Segment | None:
         """Make a segment in the place of those of namespaces that are not open."""
         slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
         least = index_bytes(0) + self._slots(folder, slot_bytes) * slot_bytes
-        # Within its own quota a namespace gains nothing by what others lose.
-        if self.settings.quota and self._quota_left(folder) < least:
-            return None
         made = None
-        while not made and self._room(folder) < least:
+        while not made and self._shared_room() < least:
+            # Within its own quota a namespace gains nothing by what others lose.
+            if self.settings.quota and self._quota_left(folder) < least:
+                return None
             if not self.elsewhere.evict_segment():
                 return None
             made = self.create(folder)

@@ -103,14 +103,14 @@ class OtherNamespaces:
         """Return the bytes of those that are not open, as of a moment ago."""
         with self._lock:
             self._look()
-            return sum(one.nbytes for one in self._unused)
+            return sum(segment.nbytes for segment in self._unused)
 
     def describe_unused(self) -> str:
         """Say what those that are not open hold; "" for nothing."""
         with self._lock:
             self._look()
-            since = {one.namespace: one.since_ns for one in self._unused}
-            nbytes = sum(one.nbytes for one in self._unused)
+            since = {segment.namespace: segment.since_ns for segment in self._unused}
+            nbytes = sum(segment.nbytes for segment in self._unused)
         if not nbytes:
             return ""
         several = "one namespace" if len(since) == 1 else f"{len(since)} namespaces"
@@ -181,7 +181,7 @@ class OtherNamespaces:
                 kept_by = ownership.read_liveness(fd)
                 if not delete_if_unowned(fd, pool, name, kept_by):
                     return False
-                last = all(one.namespace != namespace for one in self._unused)
+                last = namespace not in {left.namespace for left in self._unused}
                 for other in pool_folders(fd) if last else ():
                     folder = open_folder(fd, other)
                     collect_garbage(folder, kept_by, lost=True)

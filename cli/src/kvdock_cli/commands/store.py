@@ -76,10 +76,10 @@ def ls(
         found.sort(key=_ORDERS[sort])
     shown = found[::-1] if reverse else found
     unused = []
-    for one in shown:
+    for survey in shown:
         with suppress(NamespaceError):  # gone meanwhile
-            if one.file_bytes and not store.in_use(one.namespace):
-                unused.append(one)
+            if survey.file_bytes and not store.in_use(survey.namespace):
+                unused.append(survey)
     listed = report.listing(shown, unused, store.now_ns(), retained=retained)
     return emit(listed, as_json=json)
 

@@ -97,10 +97,8 @@ def report(found: Audit) -> Report:
         "computed": found.computed,
         "in_memory": found.in_memory,
         "restored_tokens": sum(
-            one.restored.cached or 0
-            if one.restored.restored is None
-            else one.restored.restored
-            for one in found.compared
+            answer.cached or 0 if answer.restored is None else answer.restored
+            for answer in (compared.restored for compared in found.compared)
         ),
         "largest": max((one.largest for one in found.compared), default=0.0),
         "differing": found.differing,

@@ -165,18 +165,18 @@ def listing(
     if not surveys:
         blocks = ["no page is promised or expires" if retained else _EMPTY]
     if unused:
-        by_use = sorted(unused, key=lambda one: one.used_ns)
+        by_use = sorted(unused, key=lambda survey: survey.used_ns)
         lines = [
-            f"{one.namespace[:SHORT]}: {_unused_for(now_ns, one.used_ns)}, "
-            f"{format_bytes(one.file_bytes)}"
-            for one in by_use
+            f"{survey.namespace[:SHORT]}: {_unused_for(now_ns, survey.used_ns)}, "
+            f"{format_bytes(survey.file_bytes)}"
+            for survey in by_use
         ]
         blocks += [
             "",
             "No process has these open; they make way where there is no room:",
         ]
         blocks += _few(lines)
-    data = {"namespaces": surveys, "unused": [one.namespace for one in unused]}
+    data = {"namespaces": surveys, "unused": [survey.namespace for survey in unused]}
     return _report("ls", data, blocks)
 
 

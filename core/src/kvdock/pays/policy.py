@@ -268,15 +268,15 @@ class LoadPolicy:
 
     def _learn(self, prefix: Prefix) -> tuple[Choice, int]:
         """Choose where it is not known what computing takes; with the lock held."""
-        found, self._unknown = prefix.found, self._unknown + 1
+        every, self._unknown = prefix.found, self._unknown + 1
         if self._unknown > _LEARN_AFTER and self._settings.mode is PaysMode.ON:
             rest = prefix.end - prefix.ends
             least = min(_LEARN_TOKENS, prefix.end // 2)
-            piece = (rest >= least) & (rest <= max(_LEARN_MOST, rest[found]))
+            piece = (rest >= least) & (rest <= max(_LEARN_MOST, rest[every]))
             pages = np.flatnonzero(prefix.restorable & piece)
-            if len(pages) and pages[-1] < found:
+            if len(pages) and pages[-1] < every:
                 return Choice.LEARN, int(pages[-1])
-        return Choice.UNKNOWN, found
+        return Choice.UNKNOWN, every
 
     def _choose(
         self, prefix: Prefix, compute_s: FloatArray, wait_s: float, now_s: float

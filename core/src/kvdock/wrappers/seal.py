@@ -502,7 +502,7 @@ def _joined(parts: Sequence[BatchResult]) -> BatchResult:
     return BatchResult(
         column("outcomes", np.uint8),
         column("nbytes", np.int64),
-        cause=next(filter(None, (one.cause for one in parts)), ""),
+        cause=next(filter(None, (part.cause for part in parts)), ""),
         kept=column("kept", np.bool_),
         expire_at=column("expire_at", np.int64),
     )

@@ -141,15 +141,15 @@ def note_skipped(
     answer = original(
         cache, request, last_host_node_id, new_input_tokens, *args, **options
     )
-    found = [word for name, word in _SKIPPED.items() if counters[name] > before[name]]
+    reasons = [word for name, word in _SKIPPED.items() if counters[name] > before[name]]
     # SGLang does not count what is shorter than a page.
     if tokens < cache.page_size and options.get("matched_prefix_tokens"):
-        found = ["own_memory"]
+        reasons = ["own_memory"]
     elif 0 < tokens < cache.page_size:
-        found = ["too_short"]
+        reasons = ["too_short"]
     storage = kvdock_storage(_backend_of(cache))
-    if found and storage is not None:
-        storage.note_skipped(str(request.rid), found[0])
+    if reasons and storage is not None:
+        storage.note_skipped(str(request.rid), reasons[0])
     return answer
 
 
