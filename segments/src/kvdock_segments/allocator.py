@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
     from kvdock_segments.ledger import Ledger
+    from kvdock_segments.ledger import Shares as PromiseShares
     from kvdock_segments.limits import StoreLocation
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
@@ -257,6 +258,11 @@ class SegmentAllocator:
         settings = self.settings
         whole = settings.quota or self.usage_bytes() + self.growth_bytes()
         return int(whole * settings.retained_share)
+
+    @property
+    def shares(self) -> PromiseShares | None:
+        """What says which promises tenants have room for; None if none has a quota."""
+        return None if self.room is None else self.room.promisable
 
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with free slots that has no writer."""

@@ -26,5 +26,5 @@ def _punched(fd: int, offset: int, nbytes: int) -> bool:
     fallocate = getattr(_LIBRARY, "fallocate64", None)  # as the C library has it
     if fallocate is None or not nbytes:
         return False
-    span = ctypes.c_int64(offset), ctypes.c_int64(nbytes)
-    return not fallocate(ctypes.c_int(fd), ctypes.c_int(_PUNCH_HOLE), *span)
+    begin, length = ctypes.c_int64(offset), ctypes.c_int64(nbytes)
+    return not fallocate(ctypes.c_int(fd), ctypes.c_int(_PUNCH_HOLE), begin, length)

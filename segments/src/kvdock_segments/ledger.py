@@ -22,7 +22,7 @@ import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -46,7 +46,6 @@ from kvdock_segments.paths import (
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
     from kvdock_segments.format import Records
-    from kvdock_segments.room import Room
 
 _MAGIC = b"KVPROM\0\2"
 _HEAD = 16
@@ -58,6 +57,7 @@ _WAIT_S = 0.1
 _PAUSE_S = 0.001
 
 _Rows = npt.NDArray[np.void]
+Shares = Callable[[npt.NDArray[np.uint32], int, Counter[int]], npt.NDArray[np.bool_]]
 
 
 @attrs.frozen
@@ -78,7 +78,7 @@ class Ledger:
         before: Records,
         until: Int64Array,
         most_bytes: int,
-        room: Room | None = None,
+        shares: Shares | None = None,
     ) -> BoolArray:
         """Count promises; return which of them hold, bool (n,).
 
@@ -88,7 +88,8 @@ class Ledger:
                 more of the budget.
             until: int64 (n,), until when each is to be promised, seconds since 1970.
             most_bytes: The budget; the first pages have it first.
-            room: The rooms of tenants, who have budgets of their own.
+            shares: Say which pages tenants' own budgets have room for, given their
+                tenants, `each_bytes` and what is promised to each tenant here.
         """
         may = np.zeros(len(before), np.bool_)
         if self.liveness is not WriterLiveness.LOCKS or not len(before):
@@ -97,9 +98,9 @@ class Ledger:
             rows = self._read(fd)
             fresh = before["keep_until"] <= int(time.time())
             may[:] = True
-            if room is not None:
+            if shares is not None:
                 tenants = before["tenant"][fresh]
-                may[fresh] = room.promisable(tenants, each_bytes, _by_tenant(rows))
+                may[fresh] = shares(tenants, each_bytes, _by_tenant(rows))
             left = most_bytes - sum(_by_tenant(rows).values())
             cost = np.cumsum(np.where(may & fresh, each_bytes, 0))
             may &= ~fresh | (cost <= left)

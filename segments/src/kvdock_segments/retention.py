@@ -117,8 +117,8 @@ class Retainer:
             until = np.where(ends > 0, np.minimum(until, ends), until)
             asked = np.flatnonzero(same & (records["keep_until"] < until))
             if len(asked):
-                most, room = self._allocator.promise_bytes(), self._allocator.room
-                may = ledger.promise(each, before[asked], until[asked], most, room)
+                most, shares = self._allocator.promise_bytes(), self._allocator.shares
+                may = ledger.promise(each, before[asked], until[asked], most, shares)
                 outcomes[asked[~may]] = _REFUSED
                 records["keep_until"][asked[may]] = until[asked[may]]
             counted = records.copy()

@@ -292,12 +292,12 @@ class Writer:
             ends = batch.expire_at[rows]
         until = np.zeros(len(rows), np.int64)
         if batch.keep_until:
-            most, room = self._allocator.promise_bytes(), self._allocator.room
+            most, shares = self._allocator.promise_bytes(), self._allocator.shares
             blank = np.zeros(len(rows), RECORD)
             blank["tenant"] = tenant
             until[:] = batch.keep_until
             may = self._catalog.ledger.promise(
-                segment.slot_bytes, blank, until, most, room
+                segment.slot_bytes, blank, until, most, shares
             )
             promised = int(np.count_nonzero(may))  # the first ones
             until[promised:] = 0

@@ -105,10 +105,18 @@ class ExpiryTests:
             assert becomes(erased, patience_s), "bytes are there long after their time"
 
 
-def _attached_again(harness: Harness, setup: Setup, **times: float) -> Setup:
+def _attached_again(
+    harness: Harness,
+    setup: Setup,
+    *,
+    max_age_s: float = 0.0,
+    erase_within_s: float = 60.0,
+) -> Setup:
     """Attach the same pool as an engine with other times would."""
-    settings = attrs.evolve(setup.config, **times, shared={})
-    return harness.rig(setup.pool, like=attrs.evolve(setup, config=settings))
+    config = attrs.evolve(
+        setup.config, max_age_s=max_age_s, erase_within_s=erase_within_s
+    )
+    return harness.rig(setup.pool, like=attrs.evolve(setup, config=config))
 
 
 def _expect_gone(setup: Setup, pages: Sequence[str]) -> None:
