@@ -39,15 +39,15 @@ class ExpiryTests:
     @contract_test(of_grade(Support.NATIVE))
     def test_an_expiry_stays_where_a_call_says_no_time(self, harness: Harness) -> None:
         setup = harness.plain()
-        again, kept = page_hashes(4, "stored again"), page_hashes(4, "kept longer")
-        for pages in (again, kept):
+        again, retained = page_hashes(4, "again"), page_hashes(4, "retained")
+        for pages in (again, retained):
             stored, _ = put_until(setup, pages, expire_s=SHORT_S)
             assert stored.all()
         setup.put(again)
-        retain(setup, kept, keep_s=LONG_S)
-        wait_gone(setup, [*again, *kept])
-        found = setup.get([*again, *kept])
-        assert (found == Outcome.ABSENT).all(), "a call without a time took one away"
+        retain(setup, retained, keep_s=LONG_S)
+        wait_gone(setup, [*again, *retained])
+        outcomes = setup.get([*again, *retained])
+        assert (outcomes == Outcome.ABSENT).all(), "a call without a time took one away"
 
     @contract_test(of_grade(Support.NATIVE))
     def test_a_load_tells_when_its_pages_expire(self, harness: Harness) -> None:
@@ -121,5 +121,5 @@ def _attached_again(
 
 def _expect_gone(setup: Setup, pages: Sequence[str]) -> None:
     wait_gone(setup, pages)
-    found = setup.get(pages)
-    assert (found == Outcome.ABSENT).all(), "a page is served beyond the maximal age"
+    outcomes = setup.get(pages)
+    assert (outcomes == Outcome.ABSENT).all(), "a page is served beyond the maximal age"
