@@ -193,9 +193,6 @@ bench-vllm: ## Measure kvdock behind vLLM's host memory against vLLM's own file 
 bench-vllm-http: ## Hold 20 conversations with vllm serve: host memory alone, its own file tier, kvdock.
 	@$$($(PYTHON) engines/vllm/tests/vllm_environment.py) benchmarks/vllm_http.py $(ARGS)
 
-reports: $(STAMP) ## Check the backends that verify pages themselves, and keep the reports that say so.
-	@for backend in file nixl hf3fs; do $(BIN)/python tests/harness/keep_report.py $$backend || exit 1; done
-
 # Where a backend verifies pages itself the core believes a report of the very files.
 REPORT := kvdock-report.json
 reports: $(STAMP) ## Check the backends that verify pages themselves, and keep the reports of that.

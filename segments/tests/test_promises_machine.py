@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock_segments import SegmentStore
 from kvdock_segments.format import RECORD, key_digests, key_seed
-from kvdock_segments.inspect import segments_of
+from kvdock_segments.walk import segments
 
 TORTURE = os.environ.get("TESTS_OF_KVDOCK_TORTURE") == "1"
 STEPS = 50
@@ -311,8 +311,9 @@ class LifeOfPromises(RuleBasedStateMachine):
     def look(self) -> None:
         """Read the records of all segments on disk."""
         some = [np.zeros(0, RECORD)]
-        for _, _, contents in segments_of(self.root, NAMESPACE):
-            some.append(contents.records[contents.records["check"] != 0])
+        some += [
+            one.contents.records[one.live] for one in segments(self.root, NAMESPACE)
+        ]
         self.records = np.concatenate(some)
 
     def on_disk(self) -> set[int]:

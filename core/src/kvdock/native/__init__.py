@@ -110,8 +110,9 @@ class Movement:
     errors: Int32Array = attrs.field(repr=False)
     # What the library reads, kept for as long as it does; see `begin`.
     write: int = attrs.field(default=0, init=False)
-    _addresses: Int64Array = attrs.field(init=False, repr=False)
-    _sizes: Int64Array = attrs.field(init=False, repr=False)
+    addresses: Int64Array = attrs.field(init=False, repr=False)
+    sizes: Int64Array = attrs.field(init=False, repr=False)
+    _rows: Int64Array = attrs.field(init=False, repr=False)
     _row: Int64Array = attrs.field(init=False, repr=False)
     _row_at: int = attrs.field(init=False, repr=False)
     _expected: UInt64Array | None = attrs.field(default=None, init=False, repr=False)
@@ -161,8 +162,8 @@ class Movement:
             self._row[:pieces] = sizes[0]
             rows_at, stride = self._row_at, 0
         else:
-            self._sizes, stride = _rows(sizes)
-            rows_at = address_of(self._sizes)
+            self._rows, stride = _rows(sizes)
+            rows_at = address_of(self._rows)
         sums = 0
         if expected is not None:
             expected = np.ascontiguousarray(expected, np.uint64)
@@ -170,7 +171,8 @@ class Movement:
         ends_ns = min(deadline_s * 1e9, _LATEST)
         self._words[:7] = write, pieces, stride, granule, block, flags, int(ends_ns)
         self._words[10:13] = address_of(addresses), rows_at, sums
-        self.write, self._addresses, self._expected = write, addresses, expected
+        self.write, self.addresses, self.sizes = write, addresses, sizes
+        self._expected = expected
 
     def leave_uncached(self, first: int, stop: int) -> None:
         """Make rows `LEFT` that take several calls, or may wait for a disk.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -78,7 +79,9 @@ def noted(told: list[HintAnswered]) -> Iterator[RequestPages]:
 
 def settle(noted: RequestPages) -> None:
     """Wait for the thread of the hints."""
-    noted.hints._thread.submit(lambda: None).result(60)
+    reached = threading.Event()
+    noted.hints._thread.submit(reached.set)
+    assert reached.wait(60)
 
 
 def test_pages_of_a_hint_are_awaited_with_their_times(noted: RequestPages) -> None:
