@@ -181,7 +181,7 @@ def test_no_default_is_a_value_of_the_environment(path: Path) -> None:
 def test_no_variable_of_development_is_taken_for_a_setting() -> None:
     """An engine does not start with a KVDOCK_ variable that is not a setting."""
     taken = re.compile(
-        r"(?<![A-Z_])KVDOCK_(?!CONFIG\b|PLUGINS\b|DENY\b|PURE\b|TIERS\b"
+        r"(?<![A-Z_])KVDOCK_(?!CONFIG\b|PLUGINS\b|DENY\b|PURE\b|TIERS\b|IMPORT_S\b"
         # The last one is only for what builds the core.
         r"|[A-Z0-9_]*__|WHEEL_PLATFORM\b)\w+"
     )

@@ -59,7 +59,13 @@ PREFIX = "KVDOCK_"
 SECTIONS = ("core", "backends", "observers", "tenants")
 TIERS = "tiers"
 """The one setting that stands in no section."""
-OWN_VARIABLES = (FILE_VARIABLE, "KVDOCK_PLUGINS", "KVDOCK_DENY", "KVDOCK_PURE")
+OWN_VARIABLES = (
+    FILE_VARIABLE,
+    "KVDOCK_PLUGINS",
+    "KVDOCK_DENY",
+    "KVDOCK_PURE",
+    "KVDOCK_IMPORT_S",
+)
 """Variables that begin like settings and are none."""
 
 DEFAULT = "default"

@@ -289,7 +289,7 @@ def _metrics() -> tuple[Metric, ...]:
 METRICS = _metrics()
 """All metrics."""
 
-_KINDS = {metric.name: metric.kind for metric in METRICS}
+_KINDS = MappingProxyType({metric.name: metric.kind for metric in METRICS})
 
 Value = tuple[str, float, *tuple[str, ...]]
 """Name of a metric, an amount or a value, and its labels without those of an origin."""
