@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_a_wrong_backend_fails(tmp_path: Path) -> None:
         *("-k", "test_a_clear_forgets"),
     )
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "1500 of 2500 pages are left after a clear" in done.stdout
+    assert re.search(r"\d+ of \d+ pages are left after a clear", done.stdout)
 
 
 @pytest.mark.slow

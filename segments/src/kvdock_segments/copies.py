@@ -164,7 +164,7 @@ class SegmentReceiver:
         kind = pool, nbytes
         if kind not in self._stores:
             place = attrs.evolve(self.place, pool=pool, object_bytes=[nbytes])
-            store = SegmentStore(place, PosixIOEngine(), self.settings)
+            store = SegmentStore(place, PosixIOEngine(), self.settings, shrinks=False)
             self._stores[kind] = self.opened.enter_context(store)
         return self._stores[kind]
 

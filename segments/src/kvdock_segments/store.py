@@ -93,6 +93,8 @@ class SegmentStore(ClosedAfterUse):
     Args:
         engine: Moves their bytes; closed with the store.
         settings: Of the space that the namespace takes; nothing limits it without them.
+        shrinks: Whether pages are deleted where the namespace takes more than its quota
+            when it is opened. A command that looks at a store deletes nothing.
 
     Raises:
         KvdockError: If the root or the namespace cannot be trusted, or the quota is
@@ -105,8 +107,11 @@ class SegmentStore(ClosedAfterUse):
         place: StoreLocation,
         engine: IOEngine,
         settings: SegmentSettings | None = None,
+        *,
+        shrinks: bool = True,
     ) -> None:
         self.place = place
+        self._shrinks = shrinks
         self.counts: Counter[str] = Counter()
         self._engine = engine
         self._settings = settings or SegmentSettings(place.root, free_space=0)
@@ -248,7 +253,7 @@ class SegmentStore(ClosedAfterUse):
         self._quick = QuickWay(self._catalog, self._writer, self._engine)
         self._pid = os.getpid()
         self._upkeep = Upkeep(catalog, self._allocator, self._retainer)
-        folder = next(iter(catalog.folders.values()), None)
+        folder = next(iter(catalog.folders.values()), None) if self._shrinks else None
         above = folder is not None and self._allocator.check_quota(folder)
         if above or catalog.index.timed:
             self._upkeep.begin()

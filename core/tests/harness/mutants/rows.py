@@ -199,19 +199,15 @@ def sets_timeout(self: Any, settings: ReferenceSettings) -> Shelf:
 
 
 def closes_for_all(self: Any, handle: Handle) -> None:
-    self.closed = True
+    self._closed = True
     handle.blocks = ()
 
 
-def opens_again(self: Any, settings: ReferenceSettings) -> Shelf:
-    self.closed = False
-    return MemoryReference.open_shelf(self, settings)
-
-
 def fails_when_closed(self: Any, handle: Handle, batch: Batch) -> BatchResult:
+    self._closed = False
     half = len(batch) // 2
     first = MemoryReference.run(self, handle, batch.part(0, half))
-    if self.closed:
+    if self._closed:
         return BatchResult.all(batch, Outcome.UNAVAILABLE)
     rest = MemoryReference.run(self, handle, batch.part(half, len(batch)))
     return BatchResult(
@@ -408,7 +404,5 @@ class ClosesUnderACall(MemoryMutant):
     image_of = "a shared connection that is closed while another attachment uses it"
     caught_by = COME_AND_GO
 
-    open_shelf = opens_again
-    closed = False
     close = closes_for_all
     run = fails_when_closed
