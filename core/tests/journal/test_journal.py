@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -279,6 +280,29 @@ def test_what_no_backend_was_asked_to_store_is_said(
     ask(engine, "r", load=False)
     causes = trial.why("r").pools[0].causes
     assert causes.keys() == {cause}
+
+
+def test_a_load_that_ended_just_after_the_time_of_its_pages_did_not_store_them(
+    trial: Trial,
+) -> None:
+    engine = trial.engine()
+    engine.fill(NAMES, PAGES)
+    pages = dict.fromkeys(engine.where(PAGES), PAGES)
+    engine.attachment.put(NAMES, pages, expire_s=600)
+    assert engine.attachment.get(NAMES, pages).pages == len(NAMES)
+    for page in PAGES:
+        lose(engine.shelf, page)
+    ask(engine, "r", load=False)
+    assert trial.journal.flush(10)
+    records = list(read_journal(trial.folder))
+    (end_s,) = {one.expire_at for one in records if one.operation == "put"}
+    late = {"get": end_s + 0.5, "exists": end_s + 0.6}
+    moved = [
+        msgspec.structs.replace(one, at_s=late.get(one.operation, one.at_s))
+        for one in records
+    ]
+    answer = explain(lambda: moved, request="r")
+    assert answer.pools[0].causes == {Cause.EXPIRED: len(NAMES)}
 
 
 def test_a_state_that_is_missing_cuts_the_prefix_and_is_named_first(

@@ -468,7 +468,10 @@ class _Past:
                 # trailer is seen by loads alone.
                 if self.cause is not Cause.EXPIRED:
                     self.ends_s.setdefault(backend, ends_s)
-            elif record.expire_at or self.ends_s.get(backend, 0.0) <= record.at_s:
+            elif record.expire_at or (
+                # Not where a load just ended late.
+                self.ends_s.get(backend, 0.0) + _SOON_S <= record.at_s
+            ):
                 self.ends_s[backend] = ends_s
         elif record.operation == Operation.PUT:
             if not self.ends_s:
