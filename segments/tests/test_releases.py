@@ -91,6 +91,18 @@ def test_a_disk_without_room_for_a_folder_makes_room(
     assert served(second) == (len(PAGES), len(PAGES))
 
 
+@pytest.mark.parametrize("first_ends", [True, False])
+def test_a_namespace_is_open_until_the_last_of_its_stores_is_closed(
+    release: OpenDepot, *, first_ends: bool
+) -> None:
+    one, other = release(0), release(0)
+    ending, left = (one, other) if first_ends else (other, one)
+    ending.store.close()
+    assert DirectoryStore(left.root).in_use(name_of(0))
+    left.store.close()
+    assert not DirectoryStore(left.root).in_use(name_of(0))
+
+
 def test_the_roots_quota_makes_way_as_the_disk_does(
     release: OpenDepot, tmp_path: Path
 ) -> None:

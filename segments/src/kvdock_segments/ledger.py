@@ -134,12 +134,14 @@ class Ledger:
 
     def recount(self) -> None:
         """Count the records again, unless another store has the namespace open."""
-        with suppress(OSError):  # another one has
-            fcntl.flock(self.namespace_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
+        try:
+            with suppress(OSError):  # another one has
+                fcntl.flock(self.namespace_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with self._opened(os.O_RDWR) as fd:
                     _write(fd, self._recounted())
-            finally:
+        finally:
+            # Also after a refusal, which takes away the lock that there was.
+            with suppress(OSError):  # a file system without locks
                 fcntl.flock(self.namespace_fd, fcntl.LOCK_SH)
 
     @contextmanager
