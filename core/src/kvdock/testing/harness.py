@@ -23,6 +23,7 @@ from kvdock.plugin.manifest import Scope
 from kvdock.pools.shard import Shard
 from kvdock.routing.verdicts import LIMITS, RouteRequirements, TransferMode
 from kvdock.testing.cases import one_sample, plain_sample
+from kvdock.testing.heartbeat import Beats
 from kvdock.testing.memory import BLANK, Bring, PageMemory, bringer, plain, staging_of
 from kvdock.testing.routes import ANCHOR, route_pools
 from kvdock.testing.scale import Scale
@@ -362,6 +363,8 @@ class Harness:
     """How long pages are left alone where nothing is evicted."""
     watchdog: Watchdog = attrs.field(factory=Watchdog)
     """Where its calls run."""
+    beats: Beats = attrs.field(factory=Beats)
+    """For how long other threads could not run meanwhile."""
     _rigs: list[Setup] = attrs.field(factory=list)
     _spaces: dict[str, tuple[PoolSpec, AttachConfig]] = attrs.field(factory=dict)
 
@@ -425,16 +428,17 @@ class Harness:
             max_age_s=like.config.max_age_s if like else 0.0,
             erase_within_s=like.config.erase_within_s if like else 60.0,
         )
-        rigs = tuple(
-            self._attach(
-                # Optional for the router alone, which then returns rejections as rows.
-                attrs.evolve(route.pool, required=pool.required),
-                config,
-                pages,
-                staged=route.mode is TransferMode.STAGED,
+        with self.beats.excused():
+            rigs = tuple(
+                self._attach(
+                    # Optional for the router, which returns rejections as rows.
+                    attrs.evolve(route.pool, required=pool.required),
+                    config,
+                    pages,
+                    staged=route.mode is TransferMode.STAGED,
+                )
+                for route, pool in zip(routes, pools, strict=True)
             )
-            for route, pool in zip(routes, pools, strict=True)
-        )
         laws = [(setup.pool, setup.suffixes, setup.region.objects) for setup in rigs]
         check_suffixes(self.backend.name, laws)
         return rigs

@@ -8,33 +8,65 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BEAT_S = 0.02
 
 
+@attrs.define(eq=False)
+class Beats:
+    """For how long a thread could not run, each time that it wanted to.
+
+    Attributes:
+        most_s: The longest of these times.
+    """
+
+    most_s: float = 0.0
+    _attaching: int = 0
+    _late: bool = False
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Do not count what attaching takes: a library is loaded and started there."""
+        self._attaching += 1
+        try:
+            yield
+        finally:
+            # The next beat may be the first since then.
+            self._late = True
+            self._attaching -= 1
+
+    def add(self, seconds: float) -> None:
+        """Count the time between two beats."""
+        if not (self._late or self._attaching):
+            self.most_s = max(self.most_s, seconds)
+        self._late = False
+
+
 @contextmanager
-def heartbeat() -> Iterator[list[float]]:
+def heartbeat() -> Iterator[Beats]:
     """Let a thread beat; yield the times for which it could not run.
 
     For so long another one held the interpreter's lock: what any thread of this process
     has waited for a processor does not count, since the holder may have waited as well.
     """
-    gaps = [0.0]
+    beats = Beats()
     end = threading.Event()
 
     def beat() -> None:
         last, waited = time.monotonic(), waited_s()
         while not end.wait(BEAT_S):
             now, waited_now = time.monotonic(), waited_s()
-            gaps.append(now - last - max(0.0, waited_now - waited))
+            beats.add(now - last - max(0.0, waited_now - waited))
             last, waited = now, waited_now
 
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        yield gaps
+        yield beats
     finally:
         end.set()
         thread.join()

@@ -140,11 +140,11 @@ def _answered(call: Callable[[], OutcomeArray]) -> OutcomeArray:
 def _in_time(setup: Setup, call: Callable[[float], OutcomeArray]) -> OutcomeArray:
     """Return the answer to a call that has little time; assert that it ends."""
     began = time.monotonic()
-    with heartbeat() as gaps:
+    with heartbeat() as beats:
         found = _answered(lambda: call(began + GIVE_S))
     took = time.monotonic() - began
-    assert max(gaps) < setup.scale.seconds(STILL_S), (
-        f"no other thread ran for {max(gaps):.1f} s: a call that waits for its "
+    assert beats.most_s < setup.scale.seconds(STILL_S), (
+        f"no other thread ran for {beats.most_s:.1f} s: a call that waits for its "
         "store holds the interpreter's lock"
     )
     assert took < GIVE_S + setup.scale.seconds(GRACE_S), (
