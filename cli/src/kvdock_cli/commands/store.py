@@ -536,7 +536,7 @@ def _changed(
 
 @attrs.frozen
 class _Selection:
-    """What of a store is meant: some of its namespaces, and some of their pages.
+    """Some namespaces of a store, and some of their pages.
 
     Args:
         namespace: First digits; "" for all.
