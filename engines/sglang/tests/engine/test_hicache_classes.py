@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from repeated import OF_SETTINGS
 
 from kvdock.testing import BackendContract
+
+if TYPE_CHECKING:
+    from kvdock.testing.harness import Harness
+    from kvdock.testing.samples import Sample
 
 pytest.importorskip("kvdock_hicache")
 
@@ -30,5 +35,8 @@ class TestHiCacheFile(BackendContract):
             "memory": "32 MiB",
         }
 
-    def test_pages_that_cannot_be_written_are_not_called_stored(self) -> None:  # type: ignore[override] # as all samples are skipped
-        pytest.skip("a file that it could not write whole stays, and is taken for one")
+    @pytest.mark.xfail(reason="a file that could not be written whole stays for a page")
+    def test_pages_that_cannot_be_written_are_not_called_stored(
+        self, harness: Harness, case: Sample
+    ) -> None:
+        super().test_pages_that_cannot_be_written_are_not_called_stored(harness, case)
