@@ -26,7 +26,7 @@ class Beats:
 
     most_s: float = 0.0
     _attaching: int = 0
-    _late: bool = False
+    _since_s: float = 0.0
 
     @contextmanager
     def excused(self) -> Iterator[None]:
@@ -35,15 +35,14 @@ class Beats:
         try:
             yield
         finally:
-            # The next beat may be the first since then.
-            self._late = True
+            self._since_s = time.monotonic()
             self._attaching -= 1
 
-    def add(self, seconds: float) -> None:
-        """Count the time between two beats."""
-        if not (self._late or self._attaching):
+    def add(self, last_s: float, now_s: float, waited_s: float) -> None:
+        """Count the time between two beats, and what of it was waited elsewhere."""
+        if not self._attaching:
+            seconds = now_s - max(last_s, self._since_s) - waited_s
             self.most_s = max(self.most_s, seconds)
-        self._late = False
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def heartbeat() -> Iterator[Beats]:
         last, waited = time.monotonic(), waited_s()
         while not end.wait(BEAT_S):
             now, waited_now = time.monotonic(), waited_s()
-            beats.add(now - last - max(0.0, waited_now - waited))
+            beats.add(last, now, max(0.0, waited_now - waited))
             last, waited = now, waited_now
 
     thread = threading.Thread(target=beat)

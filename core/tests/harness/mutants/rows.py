@@ -10,7 +10,6 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 from reference import (
     CHECK_BYTES,
     FolderReference,
@@ -138,11 +137,6 @@ class _OpenShelf(FolderShelf):
         self.path(key).parent.chmod(0o755)
 
 
-def ignores_errors(self: Any, handle: Handle, key: str, data: bytes) -> Outcome:
-    outcome = FolderReference.put(self, handle, key, data)
-    return Outcome.OK if outcome is Outcome.ERROR else outcome
-
-
 def reports_what_was_deleted(self: Any, handle: Handle, limit: int) -> Sequence[str]:
     deleted = self.__dict__.setdefault("deleted", {}).setdefault(id(handle), [])
     gone, deleted[:] = [*dict.fromkeys(deleted)], []
@@ -183,11 +177,6 @@ def refuses_the_largest(self: Any, handle: Handle, key: str, data: bytes) -> Out
     return MemoryReference.put(self, handle, key, data)
 
 
-def looks_at_all(self: Any, handle: Handle, key: str) -> Outcome:
-    there = [name for name in handle.shelf.names() if name == key]
-    return Outcome.OK if there and not self.expired(handle, key) else Outcome.ABSENT
-
-
 def sets_umask(self: Any, settings: ReferenceSettings) -> Shelf:
     os.umask(0)
     return MemoryReference.open_shelf(self, settings)
@@ -198,24 +187,6 @@ def sets_timeout(self: Any, settings: ReferenceSettings) -> Shelf:
     return MemoryReference.open_shelf(self, settings)
 
 
-def closes_for_all(self: Any, handle: Handle) -> None:
-    self._closed = True
-    handle.blocks = ()
-
-
-def fails_when_closed(self: Any, handle: Handle, batch: Batch) -> BatchResult:
-    self._closed = False
-    half = len(batch) // 2
-    first = MemoryReference.run(self, handle, batch.part(0, half))
-    if self._closed:
-        return BatchResult.all(batch, Outcome.UNAVAILABLE)
-    rest = MemoryReference.run(self, handle, batch.part(half, len(batch)))
-    return BatchResult(
-        np.concatenate([first.outcomes, rest.outcomes]),
-        np.concatenate([first.nbytes, rest.nbytes]),
-    )
-
-
 PIECES = "test_objects_of_many_pieces_move_as_declared"
 DAMAGED = "test_damage_at_any_place_of_an_object_is_a_miss_and_heals"
 AGAIN = "test_damage_after_a_page_was_loaded_is_a_miss_and_heals"
@@ -224,14 +195,11 @@ PROMISED = "test_a_clear_forgets_pages_that_are_promised"
 THOUSANDS = "test_a_clear_forgets_thousands_of_pages"
 MIDDLE = "test_a_put_whose_time_ends_in_the_middle_keeps_what_it_calls_stored"
 TWO = "test_two_stores_of_one_process_are_two"
-UNWRITTEN = "test_pages_that_cannot_be_written_are_not_called_stored"
 USERS = "test_other_users_of_the_host_cannot_read_pages"
 STORED_AGAIN = "test_a_page_that_is_stored_again_is_not_reported_as_removed"
 ROOM = "test_room_that_is_reported_is_that_of_all_pools_of_a_store"
 LARGEST = "test_an_object_of_the_largest_size_is_kept"
-EXISTENCE = "test_existence_takes_no_longer_among_thousands_of_pages"
 STATE = "test_the_state_of_the_process_stays_the_hosts"
-COME_AND_GO = "test_attachments_that_come_and_go_leave_the_calls_of_others_alone"
 
 _32, _1023 = cut(32), cut(1023)
 
@@ -302,14 +270,6 @@ _ROWS: tuple[tuple[str, type, str, str, str, dict[str, Any]], ...] = (
         {"open_shelf": opens_the_first},
     ),
     (
-        "IgnoresErrorsOfWrites",
-        FolderMutant,
-        "Calls a page stored whose write has failed",
-        "a COMMIT whose error is ignored; a database that is read-only",
-        UNWRITTEN,
-        {"put": ignores_errors},
-    ),
-    (
         "OpenToAllUsers",
         FolderMutant,
         "Keeps pages in files that every user of the host can read",
@@ -350,14 +310,6 @@ _ROWS: tuple[tuple[str, type, str, str, str, dict[str, Any]], ...] = (
         {"manifest": little_manifest, "put": refuses_the_largest},
     ),
     (
-        "LooksAtAll",
-        MemoryMutant,
-        "Scans all that it has for each key that it is asked about",
-        "LIKE on a column without an index: each question reads the whole table",
-        EXISTENCE,
-        {"exists": looks_at_all},
-    ),
-    (
         "SetsUmask",
         MemoryMutant,
         "Changes the umask of the engine's process",
@@ -396,13 +348,3 @@ class HashesTheFirstPieces(FolderMutant):
     caught_by = DAMAGED
 
     get = hashes_the_first(8192)
-
-
-class ClosesUnderACall(MemoryMutant):
-    """Closes the client of all attachments with each of them, under their calls."""
-
-    image_of = "a shared connection that is closed while another attachment uses it"
-    caught_by = COME_AND_GO
-
-    close = closes_for_all
-    run = fails_when_closed

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from repeated import OF_SETTINGS
 
 from kvdock.testing import BackendContract
-
-if TYPE_CHECKING:
-    from kvdock.testing.harness import Harness
-    from kvdock.testing.samples import Sample
 
 pytest.importorskip("kvdock_hicache")
 
@@ -34,9 +29,3 @@ class TestHiCacheFile(BackendContract):
             "form": request.param,
             "memory": "32 MiB",
         }
-
-    @pytest.mark.xfail(reason="a file that could not be written whole stays for a page")
-    def test_pages_that_cannot_be_written_are_not_called_stored(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        super().test_pages_that_cannot_be_written_are_not_called_stored(harness, case)

@@ -58,14 +58,14 @@ class ExpiryTests:
         put_until(setup, at_put, expire_s=LONG_S)
         assert (retain(setup, later, expire_s=LONG_S) == Outcome.OK).all()
         latest = int(time.time()) + LONG_S
-        pages = [*at_put, *later]
-        batch, _ = setup.batch(Operation.GET, pages, setup.places(len(pages)))
-        result = setup.call(batch)
-        assert result.ok.all(), "pages are not found before their time"
-        told = result.expire_at
-        assert told is not None, "a load does not tell when its pages expire"
-        right = (soonest <= told) & (told <= latest)
-        assert np.all(right), "a load tells another time than was asked for"
+        for page in (*at_put, *later):  # one by one: any backend takes as many
+            batch, _ = setup.batch(Operation.GET, [page], setup.places(1))
+            result = setup.call(batch)
+            assert result.ok.all(), "pages are not found before their time"
+            told = result.expire_at
+            assert told is not None, "a load does not tell when its pages expire"
+            right = (soonest <= told) & (told <= latest)
+            assert np.all(right), "a load tells another time than was asked for"
 
     @contract_test(of_grade(Support.NATIVE))
     def test_pages_of_the_maximal_age_are_not_served(self, harness: Harness) -> None:

@@ -6,24 +6,21 @@ import gc
 import locale
 import logging
 import os
-import resource
 import socket
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
 
-from kvdock.batch import Outcome
-from kvdock.plugin.manifest import Scope
 from kvdock.testing.cases import contract_test, one_sample
-from kvdock.testing.harness import Harness, becomes
 from kvdock.testing.samples import Sample, page_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from kvdock.testing.harness import Harness
 
 PAGES = page_hashes(5)
 
@@ -50,17 +47,6 @@ def process_state() -> dict[str, object]:
         "the hook of exceptions": sys.excepthook,
         "the level of the root logger": root.level,
     }
-
-
-@contextmanager
-def files_that_cannot_grow() -> Iterator[None]:
-    """Let each write of this process to a file fail with EFBIG while a block runs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def open_to_others(folder: Path) -> list[Path]:
@@ -131,34 +117,6 @@ class NeighbourTests:
                 f"{len(found)} files are open to other users, the first is {found[0]}: "
                 "pages hold what users of the engine have written"
             )
-
-    @contract_test(one_sample)
-    def test_pages_that_cannot_be_written_are_not_called_stored(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        setup = harness.rig(case.pool())
-        setup.stored(PAGES[:1])
-        with files_that_cannot_grow():
-            outcomes = setup.put(PAGES)
-        taken = (outcomes == Outcome.OK).all(axis=1).tolist()
-        kept = [page for page, ok in zip(PAGES, taken, strict=True) if ok]
-        shared = harness.backend.manifest.sharing is not Scope.NONE
-        other = harness.rig(case.pool()) if shared else setup
-        lost = int((~other.exists_soon(kept)).sum()) if kept else 0
-        assert not lost, (
-            f"files could not be written, and {lost} of {len(kept)} pages that are "
-            "called stored are not found"
-        )
-        if kept:
-            other.loaded(kept)
-
-        def stored() -> bool:
-            return bool((setup.put(PAGES) == Outcome.OK).all())
-
-        assert becomes(stored, setup.scale.seconds(BACK_S)), (
-            "files can be written again, and pages cannot be stored"
-        )
-        setup.loaded(PAGES)
 
     @contract_test(one_sample)
     def test_the_state_of_the_process_stays_the_hosts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,16 +28,6 @@ LARGE_BYTES = ((1 << 20) + 1, (8 << 20) + 4099)
 """More than a library's own buffers and parts; a page may have 10 MB."""
 
 MOST_KEYS_MOVED = 4096
-
-ASKED = 64
-MANY = 8000
-"""Pages of a store that is no longer small."""
-
-SLOWER = 8.0
-"""How much longer than among few of them EXISTS may take."""
-
-QUICK_S = 0.01
-"""What EXISTS may take in any case."""
 
 
 def large_cases(manifest: Manifest) -> Iterable[Case]:
@@ -135,32 +124,6 @@ class PageTests:
             True,
         ]
         rig.loaded([first, second, first, first])
-
-    @contract_test(one_sample)
-    def test_existence_takes_no_longer_among_thousands_of_pages(
-        self, harness: Harness, case: Sample
-    ) -> None:
-        tiny = harness.sample(case.kind, page_bytes=24, name="tiny").pool()
-        setup = harness.rig(tiny, pages=ASKED)
-        asked = page_hashes(ASKED, "asked")
-        setup.stored(asked[::2])
-
-        def quickest_s() -> float:
-            took = []
-            for _ in range(5):
-                began = time.perf_counter()
-                assert setup.exists(asked)[::2].all()
-                took.append(time.perf_counter() - began)
-            return min(took)
-
-        among_few_s = quickest_s()
-        many = setup.fill(page_hashes(harness.scale.count(MANY, least=1000), "many"))
-        most_s = max(SLOWER * among_few_s, harness.scale.seconds(QUICK_S))
-        among_many_s = quickest_s()
-        assert among_many_s < most_s, (
-            f"EXISTS of {ASKED} pages takes {among_few_s:.4f} s in a store of as many "
-            f"and {among_many_s:.4f} s among {len(many)}: it looks at each of them"
-        )
 
     @contract_test(samples())
     def test_a_missing_key_does_not_shift_the_others(self, rig: Setup) -> None:
