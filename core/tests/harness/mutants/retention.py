@@ -170,7 +170,7 @@ class MaximalAgeIgnored(MemoryMutant):
 
 
 class ExpiredBytesStay(FolderMutant):
-    """Serves nothing after its time, and keeps the bytes for whoever reads the disk."""
+    """Serves nothing after its time, and leaves the bytes on the disk."""
 
     image_of = "a key that is only hidden: its blob waits for a compaction"
     caught_by = "test_bytes_are_gone_soon_after_their_time"
