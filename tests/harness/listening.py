@@ -35,13 +35,17 @@ def listening(
 
 
 def free_range(ports: int) -> str:
-    """Return a range of ports on which nothing listens now, as "low-high"."""
+    """Return a range of ports that can be bound now, as "low-high".
+
+    Without SO_REUSEADDR, as the libraries bind them: what a process that was killed
+    held is in use for a minute.
+    """
     while True:
         low = random.randrange(20_000, 30_000)  # noqa: S311 - no secret
         with ExitStack() as opened:
             try:
                 for port in range(low, low + ports):
-                    opened.enter_context(socket.create_server(("", port)))
+                    opened.enter_context(socket.socket()).bind(("", port))
             except OSError:
                 continue
         return f"{low}-{low + ports - 1}"

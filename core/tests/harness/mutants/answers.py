@@ -222,9 +222,20 @@ class BytesAfterTheAnswer(MemoryMutant):
     image_of = "a client that cannot cancel: the page is reused, then overwritten"
     caught_by = "test_no_byte_comes_after_the_answer"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[threading.Timer] = []
+
     def run(self, handle: Handle, batch: Batch) -> BatchResult:
         if batch.operation is not Operation.GET or batch.remaining_s() > SHORT_S:
             return super().run(handle, batch)
         rest = attrs.evolve(batch, deadline_s=float("inf"))
-        threading.Timer(SHORT_S, super().run, (handle, rest)).start()
+        self.late.append(threading.Timer(SHORT_S, super().run, (handle, rest)))
+        self.late[-1].start()
         return BatchResult.all(batch, Outcome.TIMEOUT)
+
+    def close(self, handle: Handle) -> None:
+        """Wait for what is late: in memory that was freed it would end the process."""
+        for timer in self.late:
+            timer.join()
+        super().close(handle)
