@@ -170,6 +170,14 @@ def test_a_namespace_that_was_cleared_is_said(trial: Trial) -> None:
     assert trial.why("r").pools[0].causes == {Cause.CLEARED: 6}
 
 
+def test_pages_that_were_deleted_by_name_are_said(trial: Trial) -> None:
+    engine = trial.engine()
+    store(engine)
+    engine.attachment.delete([*NAMES[1:], "ab" * 32])
+    ask(engine, "r")
+    assert trial.why("r").pools[0].causes == {Cause.REMOVED: 5}
+
+
 @pytest.mark.parametrize(
     ("outcome", "cause"),
     [

@@ -181,3 +181,135 @@ def test_a_copy_that_outlasts_a_clear_brings_nothing_back(
     finally:
         gate.set()
         tiers.cache.close()
+
+
+def test_deleted_pages_are_gone_from_every_tier_and_others_stay(tiers: Tiers) -> None:
+    near, far = tiers.shelves
+    tiers.put()
+    tiers.settle()
+    assert tiers.cache.delete(NAMES[1:]).tolist() == [Outcome.OK] * (len(NAMES) - 1)
+    assert len(near.objects) == len(far.objects) == 1
+    assert tiers.get() == 1
+    # What is not there is deleted as well.
+    assert tiers.cache.delete(NAMES[1:]).tolist() == [Outcome.OK] * (len(NAMES) - 1)
+    assert tiers.put() == len(NAMES)
+    tiers.settle()
+    assert far.objects.keys() == near.objects.keys()
+
+
+def test_a_tier_that_does_not_delete_is_told_page_by_page(tiers: Tiers) -> None:
+    tiers.put()
+    tiers.settle()
+
+    def fails(batch: Batch) -> BatchResult | None:
+        deletes = batch.operation is Operation.DELETE
+        return BatchResult.all(batch, Outcome.ERROR) if deletes else None
+
+    tiers.shelves[1].trouble = fails
+    assert tiers.cache.delete(NAMES).tolist() == [Outcome.ERROR] * len(NAMES)
+
+
+@pytest.mark.parametrize("deleted", [slice(0, 1), slice(1, None)])
+def test_a_copy_brings_no_deleted_page_back(deleted: slice) -> None:
+    """Neither the one under way, nor those that wait behind it."""
+    core = patient(deadlines={"delete": "200 ms", "put": "60 s"})
+    tiers = Tiers([Shelf("near"), Shelf("far")], core=core)
+    near, far = tiers.shelves
+    gate = threading.Event()
+    try:
+        far.trouble = held_by(gate, Operation.PUT)
+        tiers.put(NAMES[:1], WHERE[:1])
+        until(lambda: any(one.operation is Operation.PUT for one in far.calls))
+        tiers.put(NAMES[1:], WHERE[1:])
+        left = [name for name in NAMES if name not in NAMES[deleted]]
+        assert not tiers.cache.delete(NAMES[deleted]).any()
+        gate.set()
+        tiers.settle()
+        assert len(near.objects) == len(left)
+        assert far.objects.keys() == near.objects.keys()
+        assert tiers.cache[NAME].exists(NAMES).tolist() == [
+            name in left for name in NAMES
+        ]
+    finally:
+        gate.set()
+        tiers.cache.close()
+
+
+def test_what_is_stored_after_a_deletion_is_copied_again() -> None:
+    core = patient(deadlines={"delete": "200 ms", "put": "60 s"})
+    tiers = Tiers([Shelf("near"), Shelf("far")], core=core)
+    near, far = tiers.shelves
+    gate = threading.Event()
+    try:
+        far.trouble = held_by(gate, Operation.PUT)
+        tiers.put()
+        until(lambda: any(one.operation is Operation.PUT for one in far.calls))
+        assert not tiers.cache.delete(NAMES).any()
+        assert tiers.put() == len(NAMES)
+        gate.set()
+        tiers.settle()
+        assert len(near.objects) == len(NAMES)
+        assert far.objects.keys() == near.objects.keys()
+    finally:
+        gate.set()
+        tiers.cache.close()
+
+
+def test_a_page_that_is_read_while_it_is_deleted_is_promoted_to_no_tier() -> None:
+    """The near tier is empty already when the far one answers once more."""
+    rules: list[Any] = [{"backend": "near", "promote": "always"}, "far"]
+    tiers = Tiers([Shelf("near"), Shelf("far")], rules)
+    near, far = tiers.shelves
+
+    def reads(batch: Batch) -> None:
+        if batch.operation is Operation.DELETE:
+            far.trouble = None
+            assert tiers.get() == len(NAMES)
+
+    try:
+        tiers.put()
+        tiers.settle()
+        near.objects.clear()
+        far.trouble = reads
+        assert not tiers.cache.delete(NAMES).any()
+        tiers.settle()
+        assert not near.objects
+        assert not far.objects
+    finally:
+        tiers.cache.close()
+
+
+def test_a_copy_that_begins_while_its_pages_are_deleted_copies_none() -> None:
+    tiers = Tiers(
+        [Shelf("near"), Shelf("far")], core=patient(deadlines={"put": "60 s"})
+    )
+    copier = tiers.cache._backends.copier  # waits for no other calls
+    assert copier is not None
+    near, far = tiers.shelves
+    first, second = threading.Event(), threading.Event()
+    puts: list[threading.Event] = []
+
+    def waits(batch: Batch) -> None:
+        if batch.operation is Operation.PUT:
+            puts.append(second if puts else first)
+            assert puts[-1].wait(60)
+
+    def lets_the_next_begin(batch: Batch) -> None:
+        if batch.operation is Operation.DELETE:
+            first.set()
+            until(lambda: len(puts) == 2 or copier.wait_idle(0))
+
+    far.trouble, near.trouble = waits, lets_the_next_begin
+    try:
+        tiers.put(NAMES[:1], WHERE[:1])
+        until(lambda: len(puts) == 1)
+        tiers.put(NAMES[1:], WHERE[1:])
+        assert not tiers.cache.delete(NAMES[1:]).any()
+        second.set()
+        tiers.settle()
+        assert far.objects.keys() == near.objects.keys()
+        assert len(near.objects) == 1
+    finally:
+        first.set()
+        second.set()
+        tiers.cache.close()

@@ -77,6 +77,7 @@ class Cause(StrictEnum):
     HOST_MEMORY = "host_memory"
     KEY = "key"
     DELETED = "deleted"
+    REMOVED = "removed"
     WEIGHTS = "weights"
     OWN_MEMORY = "own_memory"
     LEARN = "learn"
@@ -461,6 +462,8 @@ class _Past:
         backend = record.backend
         if outcome in _DAMAGED:
             self.lose(backend, Cause.DAMAGED)
+        elif record.operation == Operation.DELETE:
+            self.remove(backend, outcome)
         elif outcome == _OK:
             ends_s = record.expire_at or record.at_s + (max_age_s or math.inf)
             if record.operation == Operation.EXISTS:
@@ -478,6 +481,11 @@ class _Past:
                 self.cause = _cause_of(outcome, record.held_back)
         elif outcome == _ABSENT and backend in self.ends_s:
             self.lose(backend, self.gone(record.at_s))
+
+    def remove(self, backend: str, outcome: str) -> None:
+        """Note that its deletion was asked for: one that is not there is OK."""
+        if outcome == _OK and backend in self.ends_s:
+            self.lose(backend, Cause.REMOVED)
 
     def gone(self, at_s: float) -> Cause:
         """Return why it is not there, of what no journal says that it went."""

@@ -35,6 +35,8 @@ log = logging.getLogger("kvdock")
 _OK = int(Outcome.OK)
 _MOST_LACKING = 1 << 16
 """Hashes of each tier that are remembered for a sidecar that was not copied."""
+_Place = tuple[str, str, str]
+"""A page in a tier: names of the pool and the tier, and the page hash."""
 _HASH_BYTES = 128
 """About what a hash takes: pages of a logical pool have no bytes of their own."""
 
@@ -75,6 +77,10 @@ class Copy:
     keep_until: int = 0
     tenant: int = attrs.field(factory=TENANT.get)
 
+    def place(self, page_hash: str) -> _Place:
+        """Return where it copies a page to."""
+        return self.pool.name, self.target.backend, page_hash
+
     @property
     def nbytes(self) -> int:
         """Bytes that it counts for in the queue: pages, or at least their hashes."""
@@ -91,14 +97,13 @@ class Copier:
         self._notify = notify
         self._lock, self._changed = new_condition()
         self._lanes: dict[str, deque[Copy]] = {}
-        # By pool, tier and page: copies that wait or are under way, and when their
-        # pages are to expire, where that was asked for meanwhile.
-        self._waiting: dict[tuple[str, str, str], Copy] = {}
-        self._ends: dict[tuple[str, str, str], int] = {}
-        # Clears so far; by lane, how many there were when the copy under way began.
-        self._clears = 0
-        self._begun: dict[str, int] = {}
-        self._spared: set[tuple[str, str, str]] = set()
+        self._under_way: dict[str, Copy] = {}  # by lane
+        # By pool, tier and page: copies that wait or are under way, when their pages
+        # are to expire, where that was asked for meanwhile, and what was deleted
+        # since the copy under way began.
+        self._waiting: dict[_Place, Copy] = {}
+        self._ends: dict[_Place, int] = {}
+        self._deleted: set[_Place] = set()
         self._queued_bytes = 0
         self._queued_to: Counter[str] = Counter()  # the same by tier
         self._lacking: dict[str, dict[str, None]] = {}
@@ -144,11 +149,9 @@ class Copier:
             return
         with self._lock:
             self._paused += 1
-            self._clears += 1
             dropped = self._drop_all()
-            # What is asked for again is copied behind those under way.
-            self._waiting.clear()
-            self._ends.clear()
+            for place in list(self._waiting):
+                self._delete(place)
         try:
             for copy in dropped:
                 self._report(copy, Counter(dropped=len(copy.hashes)))
@@ -157,6 +160,42 @@ class Copier:
         finally:
             with self._lock:
                 self._paused -= 1
+
+    @contextmanager
+    def deleting(
+        self, pool: str, hashes: Sequence[str], deadline_s: float
+    ) -> Iterator[None]:
+        """Leave pages out of all copies, since a block deletes them from the tiers.
+
+        Waits for copies of them that are under way; as `paused` for the rest.
+        """
+        if self._guard.forked:
+            yield
+            return
+        with self._lock:
+            self._delete_all(pool, hashes)
+            self._changed.wait_for(
+                lambda: not any(place[0] == pool for place in self._deleted),
+                remaining_s(deadline_s),
+            )
+        yield
+        with self._lock:  # a tier that still had them was read meanwhile
+            self._delete_all(pool, hashes)
+
+    def _delete_all(self, pool: str, hashes: Sequence[str]) -> None:
+        for tier in self._queued_to:
+            for one in hashes:
+                self._delete((pool, tier, one))
+
+    def _delete(self, place: _Place) -> None:
+        """Leave a page out of the copy that has it; with the lock held.
+
+        What is asked for again is copied behind the one under way.
+        """
+        copy = self._waiting.pop(place, None)
+        self._ends.pop(place, None)
+        if copy is not None and copy is self._under_way.get(place[1]):
+            self._deleted.add(place)
 
     def expire(self, pool: str, hashes: Sequence[str], expire_at: int) -> None:
         """Let copies of pages expire that wait or are under way; before their tiers.
@@ -177,13 +216,12 @@ class Copier:
     def spare(self, pool: str, tier: str, hashes: Sequence[str]) -> None:
         """Let pages stay that an engine is about to store in a tier.
 
-        A copy that outlasts a clear would delete them at its end.
+        A copy that outlasts their deletion would delete them at its end.
         """
-        if not self._begun or self._guard.forked:
+        if not self._deleted or self._guard.forked:
             return
         with self._lock:
-            if self._begun.get(tier, self._clears) < self._clears:
-                self._spared.update((pool, tier, one) for one in hashes)
+            self._deleted.difference_update((pool, tier, one) for one in hashes)
 
     def wait_idle(self, deadline_s: float) -> bool:
         """Wait until no copy waits or is under way; return whether that is so."""
@@ -191,7 +229,7 @@ class Copier:
             return True
         with self._lock:
             return self._changed.wait_for(
-                lambda: not self._begun and not any(self._lanes.values()),
+                lambda: not self._under_way and not any(self._lanes.values()),
                 remaining_s(deadline_s),
             )
 
@@ -223,7 +261,7 @@ class Copier:
     def _forget(self, copy: Copy) -> None:
         """Take a copy off the books; with the lock held."""
         for one in copy.hashes:
-            place = copy.pool.name, copy.target.backend, one
+            place = copy.place(one)
             if self._waiting.get(place) is copy:
                 del self._waiting[place]
                 self._ends.pop(place, None)
@@ -233,17 +271,17 @@ class Copier:
     def _begin(self) -> None:
         """Begin copies into tiers that wait for some; with the lock held."""
         for lane, waiting in self._lanes.items():
-            if len(self._begun) >= self._core.tiers.threads:
+            if len(self._under_way) >= self._core.tiers.threads:
                 return
-            if not waiting or lane in self._begun:
+            if not waiting or lane in self._under_way:
                 continue
             try:
                 inbox = self._workers.take()
             except RuntimeError as error:  # a limit of the system
                 log.warning("copies between tiers: %s", error)
                 return
-            self._begun[lane] = self._clears
-            inbox.put(partial(self._work, lane, waiting.popleft()))
+            copy = self._under_way[lane] = waiting.popleft()
+            inbox.put(partial(self._work, lane, copy))
 
     def _work(self, lane: str, copy: Copy) -> Callable[[], None]:
         """Make a copy; return what begins the next one once the worker is free."""
@@ -262,8 +300,8 @@ class Copier:
 
     def _end(self, lane: str) -> None:
         with self._lock:
-            if self._begun.pop(lane) < self._clears:
-                self._spared = {one for one in self._spared if one[1] != lane}
+            copy = self._under_way.pop(lane)
+            self._deleted.difference_update(map(copy.place, copy.hashes))
             self._begin()
             self._changed.notify_all()
 
@@ -276,14 +314,24 @@ class Copier:
             return Counter(failed=len(copy.hashes))
         try:
             for start in range(0, len(copy.hashes), chunks.chunk_rows):
-                if self._closed or self._paused or self._outlasts(copy):
+                if self._closed or self._paused:
                     counts["dropped"] += len(copy.hashes) - start
                     break
                 part = copy.hashes[start : start + chunks.chunk_rows]
+                part = self._left(copy, part, counts)
                 counts += self._copy(copy, self._complete(copy, part, counts), rows)
         finally:
             chunks.release(rows)
         return counts
+
+    def _left(
+        self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
+    ) -> Sequence[str]:
+        """Leave out pages that were deleted since the copy was queued."""
+        with self._lock:
+            left = [one for one in hashes if self._waiting.get(copy.place(one)) is copy]
+        counts["dropped"] += len(hashes) - len(left)
+        return left
 
     def _complete(
         self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
@@ -320,11 +368,7 @@ class Copier:
         ends = self._ends_of(copy, rest)
         codes = self._store(copy, rest, rows[good], found.expire_at | ends)
         self._failed(copy, _at(rest, codes != _OK), counts)
-        stored = _at(rest, codes == _OK)
-        if self._outlasts(copy):
-            self._take_back(copy, stored)
-            counts["dropped"] += len(stored)
-            return counts
+        stored = self._take_back(copy, _at(rest, codes == _OK), counts)
         self._expire_late(copy, stored, ends)
         counts["copied"] += len(stored)
         with self._lock:
@@ -334,22 +378,22 @@ class Copier:
                     lacking.pop(one, None)
         return counts
 
-    def _outlasts(self, copy: Copy) -> bool:
-        """Return whether the tiers were cleared since a copy began."""
-        return self._begun[copy.target.backend] < self._clears
-
-    def _take_back(self, copy: Copy, hashes: Sequence[str]) -> None:
-        """Delete what a copy brought back that outlasted a clear."""
-        place = copy.pool.name, copy.target.backend
+    def _take_back(
+        self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
+    ) -> Sequence[str]:
+        """Delete what a copy stored that was deleted meanwhile; return the rest."""
         with self._lock:
-            back = [one for one in hashes if (*place, one) not in self._spared]
-        copy.target.delete(back, self._core.deadlines.until("delete"))
+            back = {one for one in hashes if copy.place(one) in self._deleted}
+        if not back:
+            return hashes
+        copy.target.delete(list(back), self._core.deadlines.until("delete"))
+        counts["dropped"] += len(back)
+        return [one for one in hashes if one not in back]
 
     def _ends_of(self, copy: Copy, hashes: Sequence[str]) -> dict[str, int]:
         """Return when pages are to expire, for which that was asked meanwhile."""
-        place = copy.pool.name, copy.target.backend
         with self._lock:
-            ends = {one: self._ends.get((*place, one), 0) for one in hashes}
+            ends = {one: self._ends.get(copy.place(one), 0) for one in hashes}
         return {one: end for one, end in ends.items() if end}
 
     def _expire_late(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +19,7 @@ from kvdock.events import PagesHeld
 from kvdock.keys import check_hashes
 from kvdock.pays.policy import LIMIT
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
-from kvdock.synchronization import check_deadline
+from kvdock.synchronization import check_deadline, remaining_s
 from kvdock.tiers.chain import Chain, EnginePages
 from kvdock.transfer.leases import Lease, PageLeases
 from kvdock.transfer.page_call import PageCall
@@ -392,6 +393,19 @@ class AttachedPool:
                 there = found != RetentionAnswer.ABSENT
                 answers[left[there]] = found[there]
         return answers
+
+    def delete(self, hashes: Sequence[str], deadline_s: float) -> OutcomeArray:
+        """Delete pages from every tier; the worst `Outcome` for each, uint8 (n,)."""
+        check_hashes(hashes)
+        outcomes: OutcomeArray = np.zeros(len(hashes), np.uint8)
+        left_out: AbstractContextManager[None] = nullcontext()
+        if self._chain is not None:
+            half_s = time.monotonic() + remaining_s(deadline_s) / 2
+            left_out = self._chain.copier.deleting(self.pool.name, hashes, half_s)
+        with left_out:
+            for placement in self.placements:
+                np.maximum(outcomes, placement.delete(hashes, deadline_s), out=outcomes)
+        return outcomes
 
     def prefetch(self, hashes: Sequence[str], deadline_s: float) -> dict[str, int]:
         """Bring pages of far tiers to the nearest one, in the background.

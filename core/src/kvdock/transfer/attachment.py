@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import attrs
 import numpy as np
@@ -473,6 +473,28 @@ class Attachment(ClosedAfterUse):
             return ()
         return events.take(one.poll_removed for one in self.pools_by_name.values())
 
+    def delete(
+        self, hashes: Sequence[str], timeout_s: float | None = None
+    ) -> OutcomeArray:
+        """Delete pages: all pools of them, from all tiers.
+
+        Ends within `timeout_s` or `core.deadlines.delete`. A promise ends with its
+        page. What another process stores meanwhile may stay.
+
+        Returns:
+            uint8 (n,), the worst `Outcome` of each page: OK where no tier has it any
+            more, or ever had it.
+
+        Raises:
+            KvdockError: On bad input.
+        """
+        deadline_s = self.core.deadlines.until(Operation.DELETE, timeout_s)
+        # The anchor first: nobody finds a prefix that lacks its sidecars.
+        outcomes = [
+            one.delete(hashes, deadline_s) for one in self._calls.attached.values()
+        ]
+        return cast("OutcomeArray", np.maximum.reduce(outcomes))
+
     def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
         """Delete everything of this namespace, and nothing else.
 
@@ -627,6 +649,12 @@ class TenantCalls:
     def expire(self, hashes: Sequence[str], after_s: float) -> OutcomeArray:
         """Let stored pages expire; as `Attachment.expire`."""
         return self._calls.expire(self._named(hashes), after_s)
+
+    def delete(
+        self, hashes: Sequence[str], timeout_s: float | None = None
+    ) -> OutcomeArray:
+        """Delete pages; as `Attachment.delete`."""
+        return self._calls.delete(self._named(hashes), timeout_s)
 
     def _named(self, hashes: Sequence[str]) -> Sequence[str]:
         if not self._salt_digest:

@@ -363,7 +363,7 @@ class Placement:
 
     def delete(self, hashes: Sequence[str], deadline_s: float) -> OutcomeArray:
         """Delete pages with all their objects; uint8 (n,), one for each page."""
-        keys, found = self.keys(hashes), []
+        began, keys, found = time.monotonic(), self.keys(hashes), []
         for start in range(0, len(keys), self.batch_keys):
             part = keys[start : start + self.batch_keys]
             batch = Batch(Operation.DELETE, part, deadline_s=deadline_s, pool=self.name)
@@ -372,6 +372,9 @@ class Placement:
         outcomes = _by_page(gone, len(self.suffixes))
         whole = np.repeat(outcomes == _OK, len(self.suffixes))
         self._record_events(_chosen(keys, whole), stored=False)
+        if self.channel.observes_pages:
+            self.notify_pages(Operation.DELETE, hashes, outcomes)
+        self._notify(Operation.DELETE, gone, 0, began)
         return outcomes
 
     def clear(self, deadline_s: float) -> Outcome:

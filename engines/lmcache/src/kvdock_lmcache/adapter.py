@@ -52,6 +52,8 @@ MOST_FORMS = 64
 """Pools of one adapter: payloads of any length would make one for each of them."""
 _RETRY_S = 30.0
 """Seconds until a pool that could not be attached is tried again."""
+_MOST_DELETED = 1 << 16
+"""Deleted objects of a model that are remembered for forms that are met later."""
 _OK = int(Outcome.OK)
 
 
@@ -99,10 +101,11 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
     def __init__(
         self, config: KvdockL2AdapterConfig, l1_memory_desc: object = None
     ) -> None:
-        super().__init__()
         self._given = config.given
         self._arena = Arena.of(l1_memory_desc)
         self._dock = Dock.for_engine(self._given.used, self._given)
+        # With a capacity, LMCache deletes what it knows when its watermark is reached.
+        super().__init__(max_capacity_bytes=self._quota())
         # What no backend takes is refused when LMCache starts.
         self._plan(Form("", (), (), 4096))
         transfers = self._given.core.transfers
@@ -119,6 +122,8 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
         self._attaching = threading.Lock()
         self._attached: dict[Form, Attachment] = {}
         self._retry_at: dict[Form, float] = {}
+        # By model; a later form is one that an earlier process has stored.
+        self._deleted: dict[str, dict[str, None]] = {}
         # Lookups say less than loads: the form that objects of a group had last.
         self._last: dict[tuple[str, int], Form] = {}
         self._log = ThrottledLog()
@@ -186,18 +191,41 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
         return api.MemoryTags(api.MemorySegment.STORAGE, where)
 
     def delete(self, keys: list[Any]) -> None:
-        """Delete objects, whatever their form."""
-        for form, cache in list(self._attached.items()):
+        """Delete objects, whatever their form.
+
+        Of a form that this process has not met yet, say in a process that was just
+        started, they are deleted when it is met, before anything of it is found.
+        """
+        with self._attaching:
+            for key in keys:
+                deleted = self._deleted.setdefault(key.model_name, {})
+                deleted[page_hash(key)] = None
+                if len(deleted) > _MOST_DELETED:
+                    del deleted[next(iter(deleted))]
+            attached = list(self._attached.items())
+        for form, cache in attached:
             mine = [key for key in keys if key.model_name == form.model]
             hashes = [page_hash(key) for key in mine]
             there = cache[POOL].exists(hashes)
-            deadline_s = self._given.core.deadlines.until("delete")
-            for placement in cache[POOL].placements:
-                placement.delete(hashes, deadline_s)
+            self._forget(form, cache, hashes)
             gone = np.flatnonzero(there & ~cache[POOL].exists(hashes))
-            deleted = [mine[at] for at in gone]
-            if deleted:
-                self._notify_keys_deleted(deleted, [form.nbytes] * len(deleted))
+            told = [mine[at] for at in gone]
+            if told:
+                self._notify_keys_deleted(told, [form.nbytes] * len(told))
+
+    def _forget(self, form: Form, cache: Attachment, hashes: list[str]) -> None:
+        failed = np.count_nonzero(cache.delete(hashes))
+        if failed:
+            what = f"{failed} of {len(hashes)} objects of {form} are not deleted"
+            self._log.warning("delete", what)
+
+    def _quota(self) -> int:
+        """Return the bytes that the largest tier may keep; 0 where no setting says."""
+        settings = [
+            self._dock.backends[name].settings(self._given.backends.get(name))
+            for name in self._given.used
+        ]
+        return max(getattr(each, "quota", 0) for each in settings)
 
     def report_status(self) -> dict[str, object]:
         """Return the state of the backends, as their circuit breakers see it."""
@@ -335,6 +363,8 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
             self._retry_at[form] = time.monotonic() + _RETRY_S
             self._log.warning("attach", f"{form} cannot be stored: {error}", error)
             return None
+        if deleted := self._deleted.get(form.model):
+            self._forget(form, cache, list(deleted))
         self._attached[form] = cache
         log.info("kvdock stores objects of %s:\n%s", form, plan.explain())
         return cache

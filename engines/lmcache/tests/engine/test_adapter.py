@@ -124,6 +124,29 @@ def test_deleted_objects_are_gone_and_listeners_hear_of_those_alone(rig: Rig) ->
     assert rig.adapter.get_usage().total_bytes_used == one
 
 
+def test_a_new_process_finds_nothing_of_what_it_deletes(rig: Rig) -> None:
+    """It learns what the objects look like when it stores, loads or looks them up."""
+    rig.store(keys(3), rig.first.objects([1, 2, 3]))
+    rig.restart()
+    rig.adapter.delete(keys(3)[1:])
+    assert rig.lookup(keys(3)) == [0]
+    rig.restart()
+    assert rig.lookup(keys(3)) == [0]
+    # What is stored afterwards stays.
+    rig.store(keys(3), rig.first.objects([4, 5, 6]))
+    assert rig.lookup(keys(3)) == [0, 1, 2]
+
+
+def test_the_quota_is_the_capacity_that_lmcache_evicts_by(tmp_path: Path) -> None:
+    rig = Rig(on_files(tmp_path / "store", quota="64 MiB"))
+    rig.store(keys(2), rig.first.objects([1, 2]))
+    usage = rig.adapter.get_usage()
+    assert rig.adapter.supports_global_eviction
+    assert usage.total_capacity_bytes == 64 << 20
+    assert usage.usage_fraction == usage.total_bytes_used / (64 << 20) > 0
+    rig.adapter.close()
+
+
 @pytest.mark.parametrize(
     "other",
     [
