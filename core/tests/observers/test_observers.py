@@ -167,6 +167,8 @@ def test_series_name_the_rank_and_the_model() -> None:
     metrics.kvdock_observe(event, origin)
     labels = {"rank": "tp1", "model": "org/model", "pool": "kv"}
     assert registry.get_sample_value("kvdock_pool_enabled", labels) == 0
+    labels = {"rank": "tp1", "model": "org/model", "digest": "0" * 64}
+    assert registry.get_sample_value("kvdock_config_info", labels) == 1
 
 
 def test_the_models_of_a_process_stay_few() -> None:

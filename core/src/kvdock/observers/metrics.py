@@ -64,6 +64,8 @@ ROUTES = "kvdock_pool_route_info"
 
 _PLUGINS = "kvdock_plugin_info"
 
+_CONFIG = "kvdock_config_info"
+
 _RATIO = "kvdock_draft_restored_ratio"
 
 _OUTLIVES = ("kvdock_calls_behind", "kvdock_held_batches")
@@ -154,6 +156,12 @@ def _metrics() -> tuple[Metric, ...]:
             ROUTES, gauge,
             "1 for where the pool goes and why, 0 for where it went before.",
             ("pool", "backend", "reason"), mode="livemax",
+        ),
+        Metric(
+            _CONFIG, gauge,
+            "1 for the namespace that pages are found in: engines with the same digest "
+            "share them.",
+            ("digest",), mode="livemax",
         ),
         Metric(
             "kvdock_pool_pages", gauge,
@@ -445,6 +453,7 @@ class EventMetrics(ABC):
                 self._watch(event, whose)
             case events.PoolRouted():
                 self._note_route(event, whose)
+                self._set(_CONFIG, 1, origin.namespace, *whose)
             case events.PagesRestored():
                 self._count_restored(event, whose)
             case events.PoolsDetached():
