@@ -555,35 +555,6 @@ def _same_bytes(mine: str, theirs: str) -> bool:
 # --- The answer -------------------------------------------------------------------
 
 
-@attrs.frozen
-class _Pool:
-    """A pool as a journal has it, with what the evaluation of prefixes reads."""
-
-    name: str
-    required: bool = True
-    hit_policy: HitPolicy = HitPolicy.ALL_PAGES
-    window_pages: int = 0
-    block_pages: int = 0
-    group_pages: int = 0
-    physical: bool = True
-
-    @classmethod
-    def of(cls, pool: JournalPool) -> _Pool:
-        return cls(
-            name=pool.name,
-            required=(pool.required or pool.anchor) and not pool.draft,
-            hit_policy=pool.hit_policy,
-            window_pages=pool.window_pages,
-            block_pages=pool.block_pages,
-            group_pages=pool.group_pages,
-        )
-
-    def allows(self, there: Bools) -> bool:
-        """Return whether the whole prefix could be restored."""
-        allowed = allowed_prefixes(self, there)  # type: ignore[arg-type]  # what it reads
-        return bool(allowed[-1])
-
-
 @attrs.frozen(slots=False, eq=False)
 class _Case:
     """What one process asked for, and what happened to it before."""
@@ -610,12 +581,12 @@ class _Case:
     def answer(self) -> RequestAnswer:
         """Say what there was, pool by pool, and what cut the prefix."""
         known = {
-            one.name: _Pool.of(one)
+            one.name: one
             for namespace in {asked.namespace for asked in self.asked.values()}
             if (attached := self.attachment(namespace))
             for one in attached.pools
         }
-        specs = [known.get(name, _Pool(name)) for name in self.asked]
+        specs = [known.get(name, JournalPool(name)) for name in self.asked]
         pages = len(self.prefix)
         there = {name: self.there(name) for name in self.asked}
         hits = evaluate(specs, there, pages)  # type: ignore[arg-type]  # what it reads
@@ -661,7 +632,7 @@ class _Case:
                 found.append(past is not None and past.lives(self.question.at_s))
         return np.array(found, np.bool_)
 
-    def pool_answer(self, spec: _Pool, there: Bools) -> PoolAnswer:
+    def pool_answer(self, spec: JournalPool, there: Bools) -> PoolAnswer:
         asked, pages = self.asked[spec.name], len(there)
         found = sum(outcome == _OK for outcome in asked.pages.values())
         answer = PoolAnswer(
@@ -670,7 +641,7 @@ class _Case:
             asked=len(asked.pages),
             found=found if self.question.request else int(there.sum()),
             loaded=sum(outcome == _OK for outcome in asked.loads.values()),
-            limits=spec.required and not spec.allows(there),
+            limits=spec.required and not allowed_prefixes(spec, there)[-1],  # type: ignore[arg-type]  # what it reads
         )
         begin = 0
         if spec.hit_policy is HitPolicy.TRAILING_PAGES:

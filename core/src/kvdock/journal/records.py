@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar
 
 import msgspec
 import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
-from kvdock.pools.enums import HitPolicy  # noqa: TC001 - msgspec reads the types
+from kvdock.pools.enums import HitPolicy
 
 if TYPE_CHECKING:
     from kvdock.events import (
@@ -56,15 +56,16 @@ _NAMES = MappingProxyType({int(one): one.name.lower() for one in Outcome})
 class JournalPool(msgspec.Struct, frozen=True):
     """A pool of an attachment, as far as the evaluation of prefixes needs it."""
 
+    physical: ClassVar[bool] = True
     name: str
-    kind: str
-    anchor: bool
-    required: bool
-    draft: bool
-    hit_policy: HitPolicy
-    window_pages: _Count
-    block_pages: _Count
-    group_pages: _Count
+    kind: str = ""
+    anchor: bool = False
+    required: bool = True
+    draft: bool = False
+    hit_policy: HitPolicy = HitPolicy.ALL_PAGES
+    window_pages: _Count = 0
+    block_pages: _Count = 0
+    group_pages: _Count = 0
     engine_hits: bool = False
     slice_name: str = ""
 
@@ -158,7 +159,7 @@ def record_of_pools(at_s: float, event: PoolsAttached, origin: Origin) -> Journa
                 name=pool.name,
                 kind=str(pool.kind),
                 anchor=pool.anchor,
-                required=pool.required,
+                required=pool.required and not pool.draft,
                 draft=pool.draft,
                 hit_policy=pool.hit_policy,
                 window_pages=pool.window_pages,

@@ -167,11 +167,8 @@ def _described(pool: PoolSpec) -> JournalPool:
     return JournalPool(
         name=pool.name,
         kind=pool.kind,
-        anchor=False,
         required=pool.required,
         draft=pool.draft,
         hit_policy=HitPolicy.TRAILING_PAGES if ends else HitPolicy.ALL_PAGES,
         window_pages=int(ends),
-        block_pages=0,
-        group_pages=0,
     )
