@@ -90,3 +90,14 @@ def test_workflows_try_every_python_that_is_supported(name: str) -> None:
     versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["kvdock"]
     quoted = ", ".join(f'"{version}"' for version in versions["python"])
     assert f"python: [{quoted}]" in workflow
+
+
+@pytest.mark.parametrize("name", ["test", "release"])
+def test_actions_of_workflows_are_pinned_by_digest(name: str) -> None:
+    """A tag can be moved to other code; a release runs with the right to publish."""
+    workflow = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+    used = re.findall(r"uses: (\S+)(.*)", workflow)
+    assert used
+    for action, rest in used:
+        assert re.fullmatch(r"[\w/.-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v[\d.]+", rest), f"{action} does not say its version"
