@@ -20,6 +20,7 @@ import pytest
 from waiting import until
 
 from kvdock.batch import Batch, Operation, Outcome
+from kvdock_segments import WriterLiveness, catalog, directory
 from kvdock_segments.directory import SegmentDirectory
 from kvdock_segments.segment import Segment
 
@@ -219,6 +220,34 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
     assert one.put(numbers).ok.all()
     assert all_there(open_depot(), numbers)
     assert not any(one.get(numbers))
+
+
+@pytest.mark.parametrize("same_time", [False, True])
+@pytest.mark.parametrize("liveness", list(WriterLiveness))
+def test_nothing_is_stored_in_a_segment_that_another_handle_has_cleared(
+    open_depot: OpenDepot,
+    monkeypatch: pytest.MonkeyPatch,
+    liveness: WriterLiveness,
+    *,
+    same_time: bool,
+) -> None:
+    # A folder is not read again for a while, as after a refresh that took long.
+    monkeypatch.setattr(catalog, "_PATIENCE", 1e9)
+    monkeypatch.setattr(catalog, "_LONGEST_S", 1e9)
+    monkeypatch.setattr(directory, "_SCAN_AFTER_S", 1e9)
+    first = open_depot(liveness=liveness)
+    first.put(range(2))
+    first.store.close()
+    writer, other = (open_depot(liveness=liveness) for _ in range(2))
+    writer.put(range(2, 4))  # into the same segment, which it claims
+    (folder,) = writer.root.glob("*/kv.*")
+    before = folder.stat()
+    other.clear()
+    if same_time:  # as the change of its own, where clocks of files are coarse
+        os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert writer.put(range(4, 8)).ok.all()
+    assert writer.get(range(4, 8)) == [0] * 4
+    assert open_depot(liveness=liveness).get(range(4, 8)) == [0] * 4
 
 
 @pytest.mark.parametrize("depth", ["root", "*", "*/kv.*"])

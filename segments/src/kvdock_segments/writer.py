@@ -21,6 +21,7 @@ from kvdock_segments.io import (
     IORequest,
     IOResult,
 )
+from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import OUT_OF_FILES
 
 if TYPE_CHECKING:
@@ -377,7 +378,10 @@ class Writer:
         """
         with self._reserving:
             active = self._active.get(folder)
-            if active is not None and active.segment.was_taken_over():
+            # A folder that has changed is read a moment later. Until then pages would
+            # be stored, and lost, in a segment that another process has deleted.
+            doubtful = not folder.settled or folder.liveness is WriterLiveness.TIMEOUT
+            if active is not None and doubtful and active.segment.was_taken_over():
                 self._catalog.disown(active.segment)
             if count and (active is None or not active.segment.owned):
                 if self._allocator.room is not None:
