@@ -222,19 +222,23 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
     assert not any(one.get(numbers))
 
 
+@pytest.fixture
+def never_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no folder a second time, as for a moment after a refresh that took long."""
+    monkeypatch.setattr(catalog, "_PATIENCE", 1e9)
+    monkeypatch.setattr(catalog, "_LONGEST_S", 1e9)
+    monkeypatch.setattr(directory, "_SCAN_AFTER_S", 1e9)
+
+
 @pytest.mark.parametrize("same_time", [False, True])
 @pytest.mark.parametrize("liveness", list(WriterLiveness))
 def test_nothing_is_stored_in_a_segment_that_another_handle_has_cleared(
     open_depot: OpenDepot,
-    monkeypatch: pytest.MonkeyPatch,
+    never_read_again: None,
     liveness: WriterLiveness,
     *,
     same_time: bool,
 ) -> None:
-    # A folder is not read again for a while, as after a refresh that took long.
-    monkeypatch.setattr(catalog, "_PATIENCE", 1e9)
-    monkeypatch.setattr(catalog, "_LONGEST_S", 1e9)
-    monkeypatch.setattr(directory, "_SCAN_AFTER_S", 1e9)
     first = open_depot(liveness=liveness)
     first.put(range(2))
     first.store.close()
@@ -248,6 +252,17 @@ def test_nothing_is_stored_in_a_segment_that_another_handle_has_cleared(
     assert writer.put(range(4, 8)).ok.all()
     assert writer.get(range(4, 8)) == [0] * 4
     assert open_depot(liveness=liveness).get(range(4, 8)) == [0] * 4
+
+
+def test_what_another_handle_stored_just_now_is_deleted(
+    open_depot: OpenDepot, never_read_again: None
+) -> None:
+    writer, other = open_depot(), open_depot()
+    assert not any(other.there(range(4)))
+    writer.put(range(4))
+    other.delete(range(2))
+    assert not any(open_depot().there(range(2)))
+    assert all_there(open_depot(), range(2, 4))
 
 
 @pytest.mark.parametrize("depth", ["root", "*", "*/kv.*"])

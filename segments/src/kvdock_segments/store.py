@@ -411,6 +411,8 @@ class SegmentStore(ClosedAfterUse):
         return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
 
     def _delete(self, batch: Batch) -> BatchResult:
+        # What another process stored just now is to go as well.
+        self._catalog.refresh(missed=True, always=True)
         # A segment that became full has another name: the lookup has to find it there.
         found = self._catalog.lookup_durable(batch.keys)
         if self._catalog.index.timed:
