@@ -265,6 +265,19 @@ def test_what_another_handle_stored_just_now_is_deleted(
     assert all_there(open_depot(), range(2, 4))
 
 
+def test_pages_that_are_there_twice_are_deleted(
+    open_depot: OpenDepot, never_read_again: None
+) -> None:
+    depots = open_depot(), open_depot()
+    for depot in depots:
+        assert not any(depot.there(range(4)))
+    for depot in depots:
+        depot.put(range(4))
+    assert len(list(depots[0].root.glob("*/kv.*/*.dat"))) == 2
+    depots[0].delete(range(4))
+    assert not any(open_depot().there(range(4)))
+
+
 @pytest.mark.parametrize("depth", ["root", "*", "*/kv.*"])
 def test_a_store_deleted_under_a_handle_is_created_again(
     open_depot: OpenDepot, caplog: pytest.LogCaptureFixture, depth: str

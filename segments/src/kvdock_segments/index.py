@@ -289,6 +289,7 @@ class Index:
         # Size of the objects of each segment.
         self.object_bytes_in: Int64Array = np.zeros(0, np.int64)
         self.timed = False  # whether any record may have a promise, or expire
+        self.doubled = False  # whether any key may be in two rows
         self._latest_s = 0.0
         self.tenants: TenantCount | None = None  # where one has a quota
         self.max_age_s = 0.0  # of records that say no time; 0 for any age
@@ -543,6 +544,7 @@ class Index:
         there = self._rows(digests)
         known = there != ABSENT
         if known.any():
+            self.doubled = True
             moved = known & (there != rows)
             if self.timed:  # of two records the one that is still served counts
                 both = np.flatnonzero(moved)

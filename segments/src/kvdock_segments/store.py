@@ -419,6 +419,12 @@ class SegmentStore(ClosedAfterUse):
             self._retainer.erase_timed(found)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalog.invalidate(rows, found.records[first])
+        index = self._catalog.index
+        if index.doubled:
+            with self._catalog.lock:
+                rows = index.rows_of(found.digests)
+                records = index.records[rows]
+            self._catalog.invalidate(rows, records)
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:
