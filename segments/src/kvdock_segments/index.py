@@ -457,6 +457,9 @@ class Index:
         if absent_at == self.version and not self.timed:
             self.table.add(digests, rows, self._digests())
         else:
+            if self.timed:  # what has expired counts less than what is still served
+                order = np.argsort(~self._expired(rows), kind="stable")
+                digests, rows = digests[order], rows[order]
             last = _last_of_equals(digests)
             self._map(digests[last], rows[last])
         self.version += 1
