@@ -20,7 +20,7 @@ import pytest
 from waiting import until
 
 from kvdock.batch import Batch, Operation, Outcome
-from kvdock_segments import WriterLiveness, catalog, directory
+from kvdock_segments import WriterLiveness
 from kvdock_segments.directory import SegmentDirectory
 from kvdock_segments.segment import Segment
 
@@ -220,14 +220,6 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
     assert one.put(numbers).ok.all()
     assert all_there(open_depot(), numbers)
     assert not any(one.get(numbers))
-
-
-@pytest.fixture
-def never_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read no folder a second time, as for a moment after a refresh that took long."""
-    monkeypatch.setattr(catalog, "_PATIENCE", 1e9)
-    monkeypatch.setattr(catalog, "_LONGEST_S", 1e9)
-    monkeypatch.setattr(directory, "_SCAN_AFTER_S", 1e9)
 
 
 @pytest.mark.parametrize("same_time", [False, True])

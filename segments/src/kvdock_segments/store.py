@@ -411,20 +411,15 @@ class SegmentStore(ClosedAfterUse):
         return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
 
     def _delete(self, batch: Batch) -> BatchResult:
-        # What another process stored just now is to go as well.
-        self._catalog.refresh(missed=True, always=True)
         # A segment that became full has another name: the lookup has to find it there.
-        found = self._catalog.lookup_durable(batch.keys)
+        found = self._catalog.lookup_durable(batch.keys, newest=True)
         if self._catalog.index.timed:
             self._retainer.erase_timed(found)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalog.invalidate(rows, found.records[first])
-        index = self._catalog.index
-        if index.doubled:
-            with self._catalog.lock:
-                rows = index.rows_of(found.digests)
-                records = index.records[rows]
-            self._catalog.invalidate(rows, records)
+        if self._catalog.index.doubled:
+            copies = self._catalog.copies_of(found)
+            self._catalog.invalidate(copies.rows, copies.records)
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:

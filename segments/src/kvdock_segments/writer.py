@@ -115,7 +115,9 @@ class Writer:
 
     def _put(self, batch: Batch) -> tuple[OutcomeArray, BoolArray]:
         """Return an outcome for each object, and which of them are promised."""
-        found = self._catalog.lookup_durable(batch.keys)
+        found = self._catalog.lookup_durable(
+            batch.keys, newest=batch.expire_at is not None
+        )
         wanted = batch.object_bytes
         # An object of another length under this key can only be damaged.
         right = found.nbytes == wanted[found.there]
