@@ -21,6 +21,8 @@ from kvdock_segments import (
     SegmentStore,
     StoreLocation,
     WriterLiveness,
+    catalog,
+    directory,
     settings,
 )
 from kvdock_segments.walk import Location, locate
@@ -110,6 +112,14 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         return to_open(path, flags, *more, **words)
 
     return lambda: monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.fixture
+def never_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no folder a second time, as for a moment after a refresh that took long."""
+    monkeypatch.setattr(catalog, "_PATIENCE", 1e9)
+    monkeypatch.setattr(catalog, "_LONGEST_S", 1e9)
+    monkeypatch.setattr(directory, "_SCAN_AFTER_S", 1e9)
 
 
 @pytest.fixture

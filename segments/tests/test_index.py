@@ -167,3 +167,15 @@ def test_of_two_records_of_a_key_the_one_that_is_still_served_counts(
         record["expire_at"] = [1, 0][number]
         index.load(rows[number], with_checksums(record), np.zeros(1, np.int64))
     assert index.find(digests_at([7])).tolist() == [rows[1].first]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_of_two_records_of_a_segment_the_one_that_is_still_served_counts(
+    over: int,
+) -> None:
+    index, both = Index(), records_of([7, 7])
+    both["expire_at"][over] = 1
+    with_checksums(both)
+    rows = index.open_rows(2)
+    index.load(rows, both, np.zeros(2, np.int64))
+    assert index.find(digests_at([7])).tolist() == [rows.first + 1 - over]

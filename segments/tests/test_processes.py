@@ -20,6 +20,7 @@ import pytest
 from waiting import until
 
 from kvdock.batch import Batch, Operation, Outcome
+from kvdock_segments import WriterLiveness
 from kvdock_segments.directory import SegmentDirectory
 from kvdock_segments.segment import Segment
 
@@ -219,6 +220,54 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
     assert one.put(numbers).ok.all()
     assert all_there(open_depot(), numbers)
     assert not any(one.get(numbers))
+
+
+@pytest.mark.parametrize("same_time", [False, True])
+@pytest.mark.parametrize("liveness", list(WriterLiveness))
+def test_nothing_is_stored_in_a_segment_that_another_handle_has_cleared(
+    open_depot: OpenDepot,
+    never_read_again: None,
+    liveness: WriterLiveness,
+    *,
+    same_time: bool,
+) -> None:
+    first = open_depot(liveness=liveness)
+    first.put(range(2))
+    first.store.close()
+    writer, other = (open_depot(liveness=liveness) for _ in range(2))
+    writer.put(range(2, 4))  # into the same segment, which it claims
+    (folder,) = writer.root.glob("*/kv.*")
+    before = folder.stat()
+    other.clear()
+    if same_time:  # as the change of its own, where clocks of files are coarse
+        os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert writer.put(range(4, 8)).ok.all()
+    assert writer.get(range(4, 8)) == [0] * 4
+    assert open_depot(liveness=liveness).get(range(4, 8)) == [0] * 4
+
+
+def test_what_another_handle_stored_just_now_is_deleted(
+    open_depot: OpenDepot, never_read_again: None
+) -> None:
+    writer, other = open_depot(), open_depot()
+    assert not any(other.there(range(4)))
+    writer.put(range(4))
+    other.delete(range(2))
+    assert not any(open_depot().there(range(2)))
+    assert all_there(open_depot(), range(2, 4))
+
+
+def test_pages_that_are_there_twice_are_deleted(
+    open_depot: OpenDepot, never_read_again: None
+) -> None:
+    depots = open_depot(), open_depot()
+    for depot in depots:
+        assert not any(depot.there(range(4)))
+    for depot in depots:
+        depot.put(range(4))
+    assert len(list(depots[0].root.glob("*/kv.*/*.dat"))) == 2
+    depots[0].delete(range(4))
+    assert not any(open_depot().there(range(4)))
 
 
 @pytest.mark.parametrize("depth", ["root", "*", "*/kv.*"])

@@ -63,6 +63,41 @@ def test_promised_pages_stay_while_others_are_evicted(open_depot: OpenDepot) -> 
     assert depot.get(range(40)) == [OK] * 40
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_expiry_holds_for_both_copies_of_a_page(
+    open_depot: OpenDepot,
+    monkeypatch: pytest.MonkeyPatch,
+    never_read_again: None,
+    *,
+    alone: bool,
+) -> None:
+    depots = open_depot(), open_depot()
+    for depot in depots:
+        assert not any(depot.there(range(4)))
+    for depot in depots:  # at the same moment
+        depot.put(range(4))
+    if alone:
+        for depot in depots:
+            depot.store.close()
+    depot = open_depot() if alone else depots[0]
+    # What another process fills is not changed, and nothing is claimed of it.
+    assert retain(depot, range(4), expire_s=60) == [OK if alone else REFUSED] * 4
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 61)
+    assert any(open_depot().there(range(4))) is not alone
+
+
+def test_an_expiry_holds_for_what_another_handle_stored_just_now(
+    open_depot: OpenDepot, never_read_again: None
+) -> None:
+    writer, other = open_depot(), open_depot()
+    assert not any(other.there(range(4)))
+    writer.put(range(4))
+    assert retain(other, range(4), expire_s=60) == [REFUSED] * 4
+    result = other.put(range(4), expire_at=expiring(range(4), 60))
+    assert result.outcomes.tolist() == [REFUSED] * 4
+
+
 def test_stored_pages_can_be_promised_later(open_depot: OpenDepot) -> None:
     depot = open_depot(quota=QUOTA)
     depot.put(range(60))

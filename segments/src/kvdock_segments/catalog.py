@@ -230,12 +230,20 @@ class Catalog:
         with self.lock:
             return cast("BoolArray", self.index.find(digests) != ABSENT)
 
-    def lookup_durable(self, keys: Sequence[str]) -> LookupResult:
+    def lookup_durable(
+        self, keys: Sequence[str], *, newest: bool = False
+    ) -> LookupResult:
         """Look up keys, and check that their records are still on disk.
 
         Another process may have erased a page or a whole segment that is still in
         this index. A read of it is a miss, but a write must not skip it.
+
+        Args:
+            keys: What to look for.
+            newest: Whether what other processes stored just now is to be found.
         """
+        if newest:
+            self.refresh(missed=True, always=True)
         found = self.lookup(keys)
         for _ in range(_LOOKS):
             gone = np.flatnonzero(~self._still_stored(found))
@@ -251,6 +259,26 @@ class Catalog:
             self.refresh(always=True)
             found = self._look_up(found.digests)
         return found
+
+    def copies_of(self, found: LookupResult) -> LookupResult:
+        """Return the other rows of keys that were found, those that are served.
+
+        Two processes that store a page at the same moment store it twice.
+        """
+        with self.lock:
+            rows = self.index.rows_of(found.digests)
+            rows = rows[~np.isin(rows, found.rows) & ~self.index.are_expired(rows)]
+            numbers = self.index.segment_of[rows].astype(np.int64)
+            positions = {(*key,): at for at, key in enumerate(found.digests.tolist())}
+            keys = self.index.words[rows, :2].tolist()
+            return attrs.evolve(
+                found,
+                there=np.array([positions[*key,] for key in keys], np.int64),
+                rows=rows,
+                records=self.index.records[rows],
+                numbers=numbers,
+                nbytes=self.index.object_bytes_in[numbers],
+            )
 
     def _still_stored(self, found: LookupResult) -> BoolArray:
         """Return which records are unchanged on disk, bool (m,)."""

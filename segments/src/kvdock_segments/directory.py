@@ -76,6 +76,7 @@ class SegmentDirectory:
         self._own_ns = -1  # time of the last change of our own
         self._stamp_ns = 0  # time of change when it was last looked at
         self.unread = True  # whether it had changed by then
+        self.settled = False  # whether it had certainly not changed by then
         self._scan_at_s = math.inf  # when it is read again for changes of its own
         self._refused: set[str] = set()  # names of index files that are not usable
 
@@ -89,7 +90,7 @@ class SegmentDirectory:
         self._seen_ns = self._read_ns = -1
 
     def look(self) -> bool:
-        """Note whether the folder is `unread`; return whether it was deleted."""
+        """Note whether the folder is `unread` or `settled`; return whether it is gone."""
         try:
             status = os.fstat(self.fd)
         except OSError as error:
@@ -98,6 +99,7 @@ class SegmentDirectory:
             return True  # by another host of a shared file system
         stamp_ns = self._stamp_ns = status.st_mtime_ns
         due_s = self._scan_at_s
+        self.settled = stamp_ns == self._seen_ns and due_s == math.inf
         self.unread = stamp_ns != self._seen_ns or (
             due_s < math.inf and time.monotonic() >= due_s
         )
@@ -110,7 +112,7 @@ class SegmentDirectory:
             missed: Whether a change that shares its time with one of our own counts.
         """
         self.look()
-        return self.unread or (missed and self._scan_at_s < math.inf)
+        return self.unread or (missed and not self.settled)
 
     @contextmanager
     def own_change(self) -> Iterator[None]:

@@ -289,6 +289,7 @@ class Index:
         # Size of the objects of each segment.
         self.object_bytes_in: Int64Array = np.zeros(0, np.int64)
         self.timed = False  # whether any record may have a promise, or expire
+        self.doubled = False  # whether any key may be in two rows
         self._latest_s = 0.0
         self.tenants: TenantCount | None = None  # where one has a quota
         self.max_age_s = 0.0  # of records that say no time; 0 for any age
@@ -355,7 +356,7 @@ class Index:
         rows = self._rows(digests)
         if self.timed and len(rows):
             there = np.flatnonzero(rows != ABSENT)
-            rows[there[self._expired(rows[there])]] = ABSENT
+            rows[there[self.are_expired(rows[there])]] = ABSENT
         return rows
 
     def _rows(self, digests: UInt64Array) -> Int64Array:
@@ -369,7 +370,8 @@ class Index:
         compiled.find(self.table.address, asked, len(rows), answer)
         return rows
 
-    def _expired(self, rows: Int64Array, grace_s: int = 0) -> BoolArray:
+    def are_expired(self, rows: Int64Array, grace_s: int = 0) -> BoolArray:
+        """Return which rows hold a record whose time is over, for some seconds."""
         now_s = self._now_s() - grace_s
         return expired(self.words[rows], now_s, self.max_age_s)
 
@@ -410,12 +412,12 @@ class Index:
         if not self.timed:
             return np.zeros(0, np.int64)
         rows = np.flatnonzero(self.records["check"])
-        return rows[self._expired(rows, grace_s)]
+        return rows[self.are_expired(rows, grace_s)]
 
     def is_expired(self, row: int, grace_s: int) -> bool:
         """Return whether a row holds a record whose time has been over for so long."""
         there = bool(self.records["check"][row])
-        return there and bool(self._expired(np.array([row]), grace_s)[0])
+        return there and bool(self.are_expired(np.array([row]), grace_s)[0])
 
     def live(self, rows: RowRange) -> BoolArray:
         """Return which slots of a segment hold a record, bool (slots,)."""
@@ -456,6 +458,9 @@ class Index:
         if absent_at == self.version and not self.timed:
             self.table.add(digests, rows, self._digests())
         else:
+            if self.timed:  # what has expired counts less than what is still served
+                order = np.argsort(~self.are_expired(rows), kind="stable")
+                digests, rows = digests[order], rows[order]
             last = _last_of_equals(digests)
             self._map(digests[last], rows[last])
         self.version += 1
@@ -543,10 +548,11 @@ class Index:
         there = self._rows(digests)
         known = there != ABSENT
         if known.any():
+            self.doubled = True
             moved = known & (there != rows)
             if self.timed:  # of two records the one that is still served counts
                 both = np.flatnonzero(moved)
-                stale = self._expired(rows[both]) & ~self._expired(there[both])
+                stale = self.are_expired(rows[both]) & ~self.are_expired(there[both])
                 moved[both[stale]] = False
             self.table.remove(digests[moved], there[moved])
             fresh = ~known | moved

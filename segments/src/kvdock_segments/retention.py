@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from kvdock.batch import Batch, BatchResult, Outcome
@@ -50,12 +51,23 @@ class Retainer:
     def retain(self, batch: Batch) -> BatchResult:
         """Run a RETAIN."""
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
-        found = self._catalog.lookup_durable(batch.keys)
+        found = self._catalog.lookup_durable(
+            batch.keys, newest=batch.expire_at is not None
+        )
         outcomes[found.there] = self.retain_found(batch, found)
         return BatchResult.of(batch, outcomes)
 
     def retain_found(self, batch: Batch, found: LookupResult) -> OutcomeArray:
         """Change the times of pages that were found; return their outcomes."""
+        outcomes = self._retain_rows(batch, found)
+        if batch.expire_at is not None and self._index.doubled:
+            copies = self._catalog.copies_of(found)
+            expiry = attrs.evolve(batch, keep_until=0)
+            late = copies.there[self._retain_rows(expiry, copies) != _OK]
+            outcomes[np.isin(found.there, late)] = _REFUSED
+        return outcomes
+
+    def _retain_rows(self, batch: Batch, found: LookupResult) -> OutcomeArray:
         outcomes = np.full(len(found.there), _REFUSED, np.uint8)
         # The head of a prefix has the budget first.
         for number in dict.fromkeys(found.numbers.tolist()):

@@ -213,9 +213,7 @@ class Segment:
         return now_s - self.unchanged_since_s > ownership.SILENCE_S
 
     def was_taken_over(self) -> bool:
-        """Return whether another writer took it over, which locks prevent."""
-        if self.liveness is WriterLiveness.LOCKS:
-            return False
+        """Return whether another process took over or deleted what this one fills."""
         try:
             os.stat(str(self.name), dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -229,7 +227,7 @@ class Segment:
             slots: int64 (n,), ascending.
             records: (n,).
         """
-        if self.was_taken_over():
+        if self.liveness is WriterLiveness.TIMEOUT and self.was_taken_over():
             raise OSError(errno.ESTALE, "another writer took this segment")
         write_records(self.index_fd, slots, records)
         self._count_commit()

@@ -412,11 +412,14 @@ class SegmentStore(ClosedAfterUse):
 
     def _delete(self, batch: Batch) -> BatchResult:
         # A segment that became full has another name: the lookup has to find it there.
-        found = self._catalog.lookup_durable(batch.keys)
+        found = self._catalog.lookup_durable(batch.keys, newest=True)
         if self._catalog.index.timed:
             self._retainer.erase_timed(found)
         rows, first = np.unique(found.rows, return_index=True)
         self._catalog.invalidate(rows, found.records[first])
+        if self._catalog.index.doubled:
+            copies = self._catalog.copies_of(found)
+            self._catalog.invalidate(copies.rows, copies.records)
         return BatchResult.all(batch, Outcome.OK)
 
     def _clear(self, batch: Batch) -> BatchResult:

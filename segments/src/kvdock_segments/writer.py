@@ -21,6 +21,7 @@ from kvdock_segments.io import (
     IORequest,
     IOResult,
 )
+from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import OUT_OF_FILES
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ class Writer:
 
     def _put(self, batch: Batch) -> tuple[OutcomeArray, BoolArray]:
         """Return an outcome for each object, and which of them are promised."""
-        found = self._catalog.lookup_durable(batch.keys)
+        found = self._catalog.lookup_durable(
+            batch.keys, newest=batch.expire_at is not None
+        )
         wanted = batch.object_bytes
         # An object of another length under this key can only be damaged.
         right = found.nbytes == wanted[found.there]
@@ -377,7 +380,10 @@ class Writer:
         """
         with self._reserving:
             active = self._active.get(folder)
-            if active is not None and active.segment.was_taken_over():
+            # A folder that has changed is read a moment later. Until then pages would
+            # be stored, and lost, in a segment that another process has deleted.
+            doubtful = not folder.settled or folder.liveness is WriterLiveness.TIMEOUT
+            if active is not None and doubtful and active.segment.was_taken_over():
                 self._catalog.disown(active.segment)
             if count and (active is None or not active.segment.owned):
                 if self._allocator.room is not None:
