@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from kvdock.config import read_tiers
-from kvdock.errors import KvdockError
 from kvdock.units import parse_bytes
 from kvdock_cli import progress
-from kvdock_cli.output import UsageProblem, emit, write_file
+from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import simulate as report
 
 _MOST_HOSTS = 1000
@@ -31,7 +30,6 @@ def simulate(  # noqa: PLR0913 - one option each
     prefill: float = 8000.0,
     rate: float | None = None,
     requests: int = 0,
-    picture: Path | None = None,
     json: bool = False,
 ) -> int:
     """Predict hit rates for tier sizes and host counts from a trace.
@@ -55,7 +53,6 @@ def simulate(  # noqa: PLR0913 - one option each
         prefill: Tokens that an engine computes in a second.
         rate: Requests a second, all together; without it those of the trace.
         requests: Read only so many.
-        picture: Write an SVG to this file.
         json: Print one line of JSON.
     """
     # numpy is not needed before a command runs.
@@ -114,8 +111,6 @@ def simulate(  # noqa: PLR0913 - one option each
         spread=spread,
         rows=tuple(rows),
     )
-    if picture:
-        write_file(picture, report.drawn(about), "--picture", KvdockError)
     return emit(report.report(about), as_json=json)
 
 

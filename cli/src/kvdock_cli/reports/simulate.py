@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._bars import Bar, picture
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import Cell, plain
@@ -15,8 +14,6 @@ from kvdock_cli.reports._tables import Cell, plain
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
 """Parts of the blocks that are not worth larger tiers: loaded at all, and loaded from a
 host's own tiers instead of the last one."""
-_COLOURS = ("#1b6ca8", "#3fa7a0", "#a8c256", "#d9a441", "#8a6fb0")
-_COMPUTED = "#d0d0d0"
 
 
 @attrs.frozen(kw_only=True)
@@ -121,18 +118,3 @@ def _carried(one: Row) -> tuple[str, str]:
         return format_bytes(far.read_bytes), format_bytes(far.written_bytes)
     rates = far.read_bytes_per_s, far.written_bytes_per_s
     return f"{format_bytes(rates[0])}/s", f"{format_bytes(rates[1])}/s"
-
-
-def drawn(found: Simulation) -> str:
-    """Draw a bar for each row: what each tier loads, and what is computed."""
-    names = [*found.rows[0].tiers]
-    colours = [_COLOURS[place % len(_COLOURS)] for place in range(len(names))]
-    legend = {**dict(zip(names, colours, strict=True)), "computed": _COMPUTED}
-    bars = []
-    for row in found.rows:
-        read, written = _carried(row)
-        shares = [*(tier.share for tier in row.tiers.values()), 1 - row.hits]
-        parts = list(zip(legend.values(), shares, strict=True))
-        note = f"{names[-1]} read {read}, written {written}"
-        bars.append(Bar(row.where, parts, note))
-    return picture(f"{found.trace}: blocks by where they come from", legend, bars)
