@@ -65,7 +65,7 @@ def show(
     found = [
         one
         for one in explain(configuration, schemas)
-        if not (changed and one.origin == "default")
+        if not (changed and one.origin in ("default", settings_file.MISSING))
     ]
     return emit(report.report(found, problems, origin=origin), as_json=json)
 

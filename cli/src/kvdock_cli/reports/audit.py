@@ -59,7 +59,7 @@ class Audit:
 
 _COLUMNS = (
     Column("LINE", "line"),
-    Column("CACHED", lambda one: str(one.restored.cached)),
+    Column("CACHED", lambda one: one.restored.cached),
     Column("SAME TOKENS", "same_tokens"),
     Column("DIFFERENCE", lambda one: f"{one.largest:.3g}"),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import attrs
 
 from kvdock.units import format_bytes
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
-from kvdock_cli.reports._tables import Cell, plain
+from kvdock_cli.reports._tables import plain
 
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
 """Parts of the blocks that are not worth larger tiers: loaded at all, and loaded from a
@@ -79,14 +80,18 @@ class Simulation:
 
 def report(found: Simulation) -> Report:
     """Report a row for each size, and which size pays; a rate is None without times."""
-    tiers = [name.upper() for name in found.rows[0].tiers]
+    tiers = [*found.rows[0].tiers]
+    far = tiers[-1].upper()
     columns = (
         Column("HOSTS", "hosts"),
-        Column("SIZES", lambda row: Cell(row.sizes, Tone.STRONG)),
+        Column("SIZES", "sizes", tone=Tone.STRONG),
         Column("HITS", lambda row: f"{row.hits:.1%}"),
-        *(_share(place, name) for place, name in enumerate(tiers)),
-        Column(f"{tiers[-1]} READ", lambda row: _carried(row)[0]),
-        Column(f"{tiers[-1]} WRITTEN", lambda row: _carried(row)[1]),
+        *(
+            Column(tier.upper(), partial(_share, tier), drop=place)
+            for place, tier in enumerate(tiers, 1)
+        ),
+        Column(f"{far} READ", lambda row: _carried(row, "read")),
+        Column(f"{far} WRITTEN", lambda row: _carried(row, "written")),
         Column("SAVED", lambda row: f"{row.saved_s / 3600:.1f} h"),
     )
     paying = found.paying()
@@ -104,17 +109,13 @@ def report(found: Simulation) -> Report:
     return Report("kvdock.simulate/1", {**plain(found), "pays": pays}, blocks)
 
 
-def _share(place: int, tier: str) -> Column:
-    def show(row: Row) -> str:
-        return f"{list(row.tiers.values())[place].share:.1%}"
-
-    return Column(tier, show, drop=place + 1)
+def _share(tier: str, row: Row) -> str:
+    return f"{row.tiers[tier].share:.1%}"
 
 
-def _carried(one: Row) -> tuple[str, str]:
-    """Spell what the last tier reads and writes, in a second where that is known."""
-    far = list(one.tiers.values())[-1]
-    if far.read_bytes_per_s is None or far.written_bytes_per_s is None:
-        return format_bytes(far.read_bytes), format_bytes(far.written_bytes)
-    rates = far.read_bytes_per_s, far.written_bytes_per_s
-    return f"{format_bytes(rates[0])}/s", f"{format_bytes(rates[1])}/s"
+def _carried(row: Row, what: str) -> str:
+    """Spell what the last tier reads or writes, in a second where that is known."""
+    far = list(row.tiers.values())[-1]
+    rate = getattr(far, f"{what}_bytes_per_s")
+    nbytes = getattr(far, f"{what}_bytes") if rate is None else rate
+    return format_bytes(nbytes) + ("" if rate is None else "/s")
