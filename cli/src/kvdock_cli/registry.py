@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -156,15 +156,17 @@ def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keep
         ) from error
 
 
-def problems(candidates: Iterable[Candidate]) -> tuple[PluginProblem, ...]:
-    """Import commands and return what is wrong with any."""
-    found = []
+def loaded(
+    candidates: Iterable[Candidate], load: Callable[[Candidate], Any]
+) -> tuple[dict[Candidate, Any], tuple[PluginProblem, ...]]:
+    """Load each; return what each is, and what is wrong with others."""
+    found, problems = {}, []
     for candidate in candidates:
         try:
-            load(candidate)
+            found[candidate] = load(candidate)
         except BrokenPlugin as broken:
-            found.append(broken.problem)
-    return tuple(found)
+            problems.append(broken.problem)
+    return found, tuple(problems)
 
 
 def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a class that typer keeps private

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from kvdock import Dock, DType, Layout, Plan
 from kvdock.config import load_configuration
 from kvdock.errors import NoRoute, PoolError
-from kvdock.models import Assembly, Deployment, assemble
+from kvdock.models import Deployment, assemble
 from kvdock.pools import ContextSplit, sharing_limits
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report
 from kvdock_cli.reports.memory import Memory
 from kvdock_cli.terminal import style_of
-
-if TYPE_CHECKING:
-    from kvdock import Shard
 
 
 def route(  # noqa: PLR0913 - what routing depends on
@@ -104,7 +100,12 @@ def route(  # noqa: PLR0913 - what routing depends on
             packed=packed,
         )
         assembly = assemble(about, deployment, draft=draft)
-        shard = _shard(assembly, rank)
+        shards = [*assembly.shards()]
+        if not 0 <= rank < len(shards):
+            raise UsageProblem(
+                f"rank {rank} does not exist among {len(shards)} processes"
+            )
+        shard = shards[rank]
         given = load_configuration()
         plan = Dock.load(settings=given.backends).plan(
             assembly.pools,
@@ -143,10 +144,3 @@ def route(  # noqa: PLR0913 - what routing depends on
         memory = Memory.of(assembly.pools, shard, pages, host_ranks)
     done = report.report(plan, every=all_, limits=limits, memory=memory)
     return emit(done, as_json=json)
-
-
-def _shard(assembly: Assembly, rank: int) -> Shard:
-    shards = [*assembly.shards()]
-    if not 0 <= rank < len(shards):
-        raise UsageProblem(f"rank {rank} does not exist among {len(shards)} processes")
-    return shards[rank]

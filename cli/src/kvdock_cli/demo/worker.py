@@ -7,6 +7,7 @@ JOB is a JSON object with `phase` (`store`, `restore` or `clear`), `backend`,
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -123,7 +124,7 @@ def main(arguments: list[str]) -> int:
         found: dict[str, object] = run(json.loads(arguments[0]))
     except KvdockError as error:
         found = {"error": error.what, "fix": error.fix}
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(found | {"pid": os.getpid()}) + "\n")
     return int("error" in found)
 
 

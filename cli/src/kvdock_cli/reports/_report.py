@@ -57,10 +57,10 @@ def spelt(name: str, value: object) -> str:
     if name.endswith("bytes") and isinstance(value, int | float):
         return format_bytes(int(value))
     if isinstance(value, float):
-        return f"{value:.0f}"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value in (None, "") else str(plain(value))
+        return f"{value:.12g}"
+    data = plain(value)
+    text = " ".join(map(str, data)) if isinstance(data, list) else str(data)
+    return "-" if value is None or not text else text
 
 
 def flagged(text: str, flag: object, tone: Tone = Tone.WARNING) -> Cell:

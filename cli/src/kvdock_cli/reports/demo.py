@@ -35,7 +35,7 @@ def head(backend: str, directory: str, notice: str) -> list[Block]:
 
 
 _COLUMNS = (
-    Column("PROCESS", "pid", drop=1),
+    Column("PROCESS", lambda step: step.found["pid"], drop=1),
     Column("WHAT", lambda step: _WHAT[step.phase][step.turn], fold=True),
     Column(
         "PREFIX",
@@ -51,7 +51,7 @@ _COLUMNS = (
         fold=True,
         drop=3,
     ),
-    Column("WRONG", lambda step: str(step.found["wrong"])),
+    Column("WRONG", lambda step: step.found["wrong"]),
     Column(
         "PACE",
         lambda step: (
@@ -88,7 +88,7 @@ def report(
     moved = [
         {
             "phase": step.phase,
-            "pid": step.pid,
+            "pid": step.found["pid"],
             "ok": step.ok,
             "pages": step.found["pages"],
             "expected_pages": step.pages,

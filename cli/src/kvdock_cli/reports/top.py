@@ -169,7 +169,7 @@ def _promised(row: View) -> str:
 
 _POOLS = (
     Column("POOL", "pool", tone=Tone.STRONG),
-    Column("STORED", "stored"),
+    Column("STORED", lambda row: "yes" if row["stored"] else "no"),
     Column(
         "HITS",
         lambda row: (
