@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 
-from kvdock.errors import KvdockError, SettingsError
+from kvdock.errors import KvdockError
 from kvdock_cli.http_request import request
 
 Prompt = str | Sequence[int]
-_MISSING = (404, 405)
 
 
 @attrs.frozen
@@ -60,7 +59,7 @@ class EngineClient:
     """One engine's HTTP server.
 
     Args:
-        url: Its address, without a path.
+        url: Its address; a path in it does not count.
         engine: "sglang" or "vllm".
         model: The name under which it serves its model.
         within_s: How long it may take for a request.
@@ -75,15 +74,7 @@ class EngineClient:
     @_understood()
     def find(cls, url: str, *, within_s: float = 120.0) -> EngineClient:
         """Find out which engine answers at an address; raise KvdockError if none."""
-        given = url if "://" in url else f"http://{url}"
-        try:
-            base = given.removesuffix(urlsplit(given).path or "/")
-        except ValueError as error:
-            raise SettingsError(
-                f"{url!r} is not the address of an engine: {error}",
-                fix="Write it like http://127.0.0.1:30000.",
-            ) from error
-        client = cls(base, "", "", within_s)
+        client = cls(url, "", "", within_s)
         found = client._ask("/model_info", missing=True)
         if "model_path" in found:
             name = str(found.get("served_model_name") or found["model_path"])
@@ -166,22 +157,22 @@ class EngineClient:
         *,
         missing: bool = False,
     ) -> dict[str, Any]:
-        answer = request(
+        status, text = request(
             self.url,
             path,
             body=json.dumps(body) if body is not None else "",
             within_s=self.within_s,
             wanted="answers",
         )
-        if missing and answer.status in _MISSING:
+        if missing and status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
             return {}
         try:
-            found = json.loads(answer.text)
+            found = json.loads(text)
         except (ValueError, RecursionError):
             found = None
-        if answer.status != 200 or not isinstance(found, dict):  # noqa: PLR2004 - HTTP's OK
+        if status != HTTPStatus.OK or not isinstance(found, dict):
             raise KvdockError(
-                f"{self.url}{path} answers {answer.status}: {answer.text[:200]}",
+                f"{path} of {self.url} answers {status}: {text[:200]}",
                 fix="See the engine's log.",
             )
         return found

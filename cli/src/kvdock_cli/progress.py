@@ -115,9 +115,7 @@ def erase() -> None:
 
 
 def _draw(progress: Progress, ended: threading.Event) -> None:
-    if ended.wait(_FIRST_S):
-        return
-    while True:
+    wait_s = _FIRST_S
+    while not ended.wait(wait_s):
         progress.draw()
-        if ended.wait(_EVERY_S):
-            return
+        wait_s = _EVERY_S

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from kvdock import Backend
-from kvdock.plugin import require
 from kvdock.self_test import require_ready
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli import progress
@@ -73,9 +72,7 @@ def bench(  # noqa: PLR0913 - what figures depend on
         )
     settings = backend_settings(name, set_)
     found = load({name: settings}, only=name)
-    plugins = {one.manifest.name: one for one in found.plugins}
-    require([name], plugins, found.problems)
-    backend = Backend(plugins[name])
+    backend = Backend(found.require([name])[name])
     own, path = (
         typed_settings(backend, settings, "bench"),
         backend.manifest.path_setting,

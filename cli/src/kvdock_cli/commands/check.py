@@ -15,7 +15,6 @@ from kvdock.config import (
     read_tiers,
     secret_values,
 )
-from kvdock.plugin import require
 from kvdock.self_test import require_ready
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
@@ -81,9 +80,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     if small:
         tight = {**settings_of(small, "--small")}
     given = _given(name, tiers, set_)
-    found = load(given, only=name)
-    plugins = {one.manifest.name: one for one in found.plugins}
-    require(list(given), plugins, found.problems)
+    plugins = load(given, only=name).require([*given])
     given = {one: own_settings(settings) for one, settings in given.items()}
     # Only this command needs the kit, and the kit needs pytest.
     from kvdock.testing import report as checkup  # noqa: PLC0415 - see above

@@ -31,6 +31,14 @@ class Listing:
     problems: Sequence[PluginProblem] = ()
     hidden: Sequence[str] = ()
 
+    def require(self, names: Sequence[str]) -> dict[str, LoadedPlugin]:
+        """Return all plugins by name; raise PluginError if one is not there."""
+        from kvdock.plugin import require  # noqa: PLC0415 - it imports the loader
+
+        plugins = {plugin.manifest.name: plugin for plugin in self.plugins}
+        require(names, plugins, self.problems)
+        return plugins
+
 
 _BACKENDS = (
     Column("BACKEND", lambda plugin: plugin.manifest.name, tone=Tone.STRONG),

@@ -56,15 +56,17 @@ def view_of(
         }
 
     def backend_of(backend: str) -> View:
-        worst: dict[str, int] = {}
-        for labels, value in now.of("kvdock_breaker_state", backend=backend):
-            operation = labels.get("operation", "?")
-            worst[operation] = max(worst.get(operation, 0), min(2, int(value)))
+        states = now.of("kvdock_breaker_state", backend=backend)
+        # Of several ranks the last one, which is the worst, stays.
+        states.sort(key=lambda sample: sample[1])
         put = {"backend": backend, "operation": "put"}
         get = {"backend": backend, "operation": "get"}
         return {
             "backend": backend,
-            "breakers": {name: _BREAKERS[state] for name, state in worst.items()},
+            "breakers": {
+                labels.get("operation", "?"): _BREAKERS[min(2, int(state))]
+                for labels, state in states
+            },
             "written_bytes": now.total(_BYTES, **put),
             "read_bytes": now.total(_BYTES, **get),
             "written_per_s": rate(_BYTES, **put),
@@ -94,18 +96,19 @@ def view_of(
     def load_of(backend: str, pool: str) -> View:
         where = {"backend": backend, "pool": pool}
         pace = min(now.numbers(_LOAD_RATE, **where))
-        latency_s = now.most(_LOAD_S, **where)
-        # No pace where the size makes no difference.
-        pace_or_none = None if math.isinf(pace) else pace
-        return {**where, "latency_s": latency_s, "bytes_per_s": pace_or_none}
+        return {
+            **where,
+            "latency_s": now.most(_LOAD_S, **where),
+            # No pace where the size makes no difference.
+            "bytes_per_s": None if math.isinf(pace) else pace,
+        }
 
     def tenant_of(backend: str, tenant: str) -> View:
         where = {"backend": backend, "tenant": tenant}
-        sizes = {
+        return where | {
             f"{state}_bytes": now.most(_TENANTS, **where, state=state)
             for state in ("used", "quota", "promised")
         }
-        return {**where, **sizes}
 
     sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
     return {
