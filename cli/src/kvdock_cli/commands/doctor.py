@@ -113,11 +113,11 @@ def diagnose(
     problems += broken
     # `--set plugin=NAME` describes an instance, except to a section of an engine.
     instance = "plugin" in settings and name not in {one.name for one in doctors}
-    asked = {name: settings} if name and instance else {}
-    given = {**configured.backends, **asked}
+    given = {**configured.backends, **({name: settings} if name and instance else {})}
     backends = {*given, *(one.name for one in list_entry_points())}
-    others = {one.name for some in fit.values() for one in some}
-    others |= {one.name for one in problems}
+    others = {one.name for some in fit.values() for one in some} | {
+        one.name for one in problems
+    }
     found = Listing(plugins=())
     if name in backends or name not in others:
         found = load(given, only=name or "")
@@ -129,8 +129,10 @@ def diagnose(
             f"there is nothing called {name!r} to examine",
             fix=did_you_mean(name, known) or f"Known: {', '.join(sorted(set(known)))}.",
         )
-    sections_of = ("backends", "observers") if settings else ()
-    configured = load_configuration({one: {name: settings} for one in sections_of})
+    if settings:
+        # What is named may be either.
+        asked = {name: settings}
+        configured = load_configuration({"backends": asked, "observers": asked})
     sections = []
     for one in found.plugins:
         if name in (None, one.manifest.name):

@@ -102,16 +102,10 @@ def simulate(  # noqa: PLR0913 - one option each
                 computed_s=computed_s,
             )
             rows.append(row)
-    about = report.Simulation(
-        trace=given.name,
-        requests=len(given.requests),
-        blocks=given.blocks,
-        unique_bytes=given.unique * block_bytes,
-        seconds=seconds,
-        spread=spread,
-        rows=tuple(rows),
+    done = report.report(
+        given, rows, block_bytes=block_bytes, seconds=seconds, spread=spread
     )
-    return emit(report.report(about), as_json=json)
+    return emit(done, as_json=json)
 
 
 def _rate(nbytes: int, seconds: float) -> float | None:

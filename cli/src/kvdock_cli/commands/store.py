@@ -695,14 +695,17 @@ def chosen(store: Store, prefix: str) -> str:
     found = [name for name in store.namespaces() if name.startswith(prefix)]
     if len(found) == 1:
         return found[0]
-    count = str(len(found) or "no")
-    what = f"the store holds {count} namespaces"
+    what = f"the store holds {len(found) or 'no'} namespaces"
     if prefix:
         what += f" that begin with {prefix!r}"
     named = ", ".join(name[:SHORT] for name in found[:_FEW])
     more = " and others" if len(found) > _FEW else ""
-    fix = f"Name one of them: {named}{more}."
-    raise UsageProblem(what, fix=fix if found else "`kvdock store ls` lists them.")
+    raise UsageProblem(
+        what,
+        fix=f"Name one of them: {named}{more}."
+        if found
+        else "`kvdock store ls` lists what a store holds: look whether it is this one.",
+    )
 
 
 def _each(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.units import format_bytes
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
-from kvdock_cli.reports._tables import plain
+
+if TYPE_CHECKING:
+    from kvdock_cli.simulation.traces import Trace
 
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
 """Parts of the blocks that are not worth larger tiers: loaded at all, and loaded from a
@@ -50,37 +53,14 @@ class Row:
         return f"{self.hosts} host{'s' * (self.hosts > 1)}, {self.sizes}"
 
 
-@attrs.frozen(kw_only=True)
-class Simulation:
-    """What was simulated, and what came of it; rates are over `seconds`."""
+def report(
+    trace: Trace, rows: Sequence[Row], *, block_bytes: int, seconds: float, spread: str
+) -> Report:
+    """Report a row for each size, and which size pays.
 
-    trace: str
-    requests: int
-    blocks: int
-    unique_bytes: int
-    seconds: float
-    spread: str
-    rows: tuple[Row, ...]
-
-    def paying(self) -> list[Row]:
-        """Return for each number of hosts the first row after which little is gained.
-
-        Rows are in the order in which the user named sizes, small ones first.
-        """
-        found = {}
-        for one in reversed(self.rows):
-            same = [other for other in self.rows if other.hosts == one.hosts]
-            hits = max(row.hits for row in same)
-            nearer = max(row.nearer for row in same)
-            pays = one.hits >= hits - _LITTLE and one.nearer >= nearer - _LITTLE_NEARER
-            if pays or one.hosts not in found:
-                found[one.hosts] = one
-        return list(found.values())[::-1]
-
-
-def report(found: Simulation) -> Report:
-    """Report a row for each size, and which size pays; a rate is None without times."""
-    tiers = [*found.rows[0].tiers]
+    Rates are over `seconds`; they are None where those are not known.
+    """
+    tiers = [*rows[0].tiers]
     far = tiers[-1].upper()
     columns = (
         Column("HOSTS", "hosts"),
@@ -94,19 +74,45 @@ def report(found: Simulation) -> Report:
         Column(f"{far} WRITTEN", lambda row: _carried(row, "written")),
         Column("SAVED", lambda row: f"{row.saved_s / 3600:.1f} h"),
     )
-    paying = found.paying()
+    pays = paying(rows)
+    unique_bytes = trace.unique * block_bytes
     about = (
-        f"{found.trace}: {found.requests} requests of {found.blocks} blocks, "
-        f"{format_bytes(found.unique_bytes)} different ones."
+        f"{trace.name}: {len(trace.requests)} requests of {trace.blocks} blocks, "
+        f"{format_bytes(unique_bytes)} different ones."
     )
     meaning = [
         f"{row.where}: beyond it, which loads {row.hits:.1%} of the blocks and "
         f"{row.nearer:.1%} from a host's own tiers, no size gains much."
-        for row in paying
+        for row in pays
     ]
-    pays = [{"hosts": row.hosts, "sizes": row.sizes} for row in paying]
-    blocks: list[Block] = [about, "", Table(columns, found.rows), "", *meaning]
-    return Report("kvdock.simulate/1", {**plain(found), "pays": pays}, blocks)
+    data = {
+        "trace": trace.name,
+        "requests": len(trace.requests),
+        "blocks": trace.blocks,
+        "unique_bytes": unique_bytes,
+        "seconds": seconds,
+        "spread": spread,
+        "rows": rows,
+        "pays": [{"hosts": row.hosts, "sizes": row.sizes} for row in pays],
+    }
+    blocks: list[Block] = [about, "", Table(columns, rows), "", *meaning]
+    return Report("kvdock.simulate/1", data, blocks)
+
+
+def paying(rows: Sequence[Row]) -> list[Row]:
+    """Return for each number of hosts the first row after which little is gained.
+
+    Rows are in the order in which the user named sizes, small ones first.
+    """
+    first = {}
+    for one in reversed(rows):
+        same = [other for other in rows if other.hosts == one.hosts]
+        hits = max(row.hits for row in same)
+        nearer = max(row.nearer for row in same)
+        pays = one.hits >= hits - _LITTLE and one.nearer >= nearer - _LITTLE_NEARER
+        if pays or one.hosts not in first:
+            first[one.hosts] = one
+    return list(first.values())[::-1]
 
 
 def _share(tier: str, row: Row) -> str:
