@@ -157,7 +157,8 @@ def diagnose(
             sections.append(Section(one.candidate, rows))
     if name is None:
         problems += switched_on(configured)
-        problems += _tiers(configured, found)
+        names = [one.manifest.name for one in found.plugins]
+        problems += absent_tiers(configured, names, found.problems)
     sections += [
         Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
         for one, observer in observers.items()
@@ -247,13 +248,19 @@ def switched_on(configuration: Configuration) -> tuple[PluginProblem, ...]:
     return tuple(found)
 
 
-def _tiers(configuration: Configuration, known: Listing) -> tuple[PluginProblem, ...]:
-    """Return a problem for each tier that names what is not a backend."""
-    names = {one.manifest.name for one in known.plugins}
+def absent_tiers(
+    configuration: Configuration,
+    names: Sequence[str],
+    problems: Sequence[PluginProblem],
+) -> tuple[PluginProblem, ...]:
+    """Return a problem for each tier that names what is not a backend.
+
+    `names` are those of backends; others that are installed have `problems`.
+    """
     found = []
     for tier in configuration.tiers:
         try:
-            require([tier.backend], names, known.problems)
+            require([tier.backend], names, problems)
         except BrokenPlugin:
             continue  # among the problems as well
         except PluginError as error:

@@ -102,10 +102,15 @@ def simulate(  # noqa: PLR0913 - one option each
                 computed_s=computed_s,
             )
             rows.append(row)
-    done = report.report(
-        given, rows, block_bytes=block_bytes, seconds=seconds, spread=spread
-    )
-    return emit(done, as_json=json)
+    about = {
+        "trace": given.name,
+        "requests": len(given.requests),
+        "blocks": given.blocks,
+        "unique_bytes": given.unique * block_bytes,
+        "seconds": seconds,
+        "spread": spread,
+    }
+    return emit(report.report(about, rows), as_json=json)
 
 
 def _rate(nbytes: int, seconds: float) -> float | None:

@@ -121,17 +121,13 @@ def run_trial(job: Job, oracle: Oracle) -> Iterator[Step]:
 def _check_room(job: Job, stored: Step) -> None:
     if stored.found["pages"] == stored.pages:
         return
-    if not job.directory:
-        raise KvdockError(
-            f"only {stored.found['pages']} of {stored.pages} pages could be stored",
-            fix=f"See `kvdock doctor {job.backend}`.",
-        )
-    free = shutil.disk_usage(job.directory).free
-    raise KvdockError(
-        f"only {stored.found['pages']} of {stored.pages} pages could be stored in "
-        f"{job.directory}, which has {format_bytes(free)} free",
-        fix="Free some space there, or name another directory with --dir.",
-    )
+    what = f"only {stored.found['pages']} of {stored.pages} pages could be stored"
+    fix = f"See `kvdock doctor {job.backend}`."
+    if job.directory:
+        free = format_bytes(shutil.disk_usage(job.directory).free)
+        what += f" in {job.directory}, which has {free} free"
+        fix = "Free some space there, or name another directory with --dir."
+    raise KvdockError(what, fix=fix)
 
 
 def _process(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import attrs
 
 from kvdock.units import format_bytes
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
-
-if TYPE_CHECKING:
-    from kvdock_cli.simulation.traces import Trace
 
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
 """Parts of the blocks that are not worth larger tiers: loaded at all, and loaded from a
@@ -53,12 +50,13 @@ class Row:
         return f"{self.hosts} host{'s' * (self.hosts > 1)}, {self.sizes}"
 
 
-def report(
-    trace: Trace, rows: Sequence[Row], *, block_bytes: int, seconds: float, spread: str
-) -> Report:
+def report(trace: Mapping[str, Any], rows: Sequence[Row]) -> Report:
     """Report a row for each size, and which size pays.
 
-    Rates are over `seconds`; they are None where those are not known.
+    Args:
+        trace: What was served: `trace`, `requests`, `blocks`, `unique_bytes`,
+            `seconds` and `spread`. Rates of rows are None where the seconds are 0.
+        rows: In the order in which the user named sizes.
     """
     tiers = [*rows[0].tiers]
     far = tiers[-1].upper()
@@ -75,28 +73,18 @@ def report(
         Column("SAVED", lambda row: f"{row.saved_s / 3600:.1f} h"),
     )
     pays = paying(rows)
-    unique_bytes = trace.unique * block_bytes
     about = (
-        f"{trace.name}: {len(trace.requests)} requests of {trace.blocks} blocks, "
-        f"{format_bytes(unique_bytes)} different ones."
+        f"{trace['trace']}: {trace['requests']} requests of {trace['blocks']} blocks, "
+        f"{format_bytes(trace['unique_bytes'])} different ones."
     )
     meaning = [
         f"{row.where}: beyond it, which loads {row.hits:.1%} of the blocks and "
         f"{row.nearer:.1%} from a host's own tiers, no size gains much."
         for row in pays
     ]
-    data = {
-        "trace": trace.name,
-        "requests": len(trace.requests),
-        "blocks": trace.blocks,
-        "unique_bytes": unique_bytes,
-        "seconds": seconds,
-        "spread": spread,
-        "rows": rows,
-        "pays": [{"hosts": row.hosts, "sizes": row.sizes} for row in pays],
-    }
+    named = [{"hosts": row.hosts, "sizes": row.sizes} for row in pays]
     blocks: list[Block] = [about, "", Table(columns, rows), "", *meaning]
-    return Report("kvdock.simulate/1", data, blocks)
+    return Report("kvdock.simulate/1", {**trace, "rows": rows, "pays": named}, blocks)
 
 
 def paying(rows: Sequence[Row]) -> list[Row]:
