@@ -76,9 +76,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         raise UsageProblem(f"--only {only!r} is not one word of a test's name")
     if tiers and (set_ or small or faults):
         raise UsageProblem("--tiers goes without --set, --small and --faults")
-    tight: dict[str, object] | None = None
-    if small:
-        tight = {**settings_of(small, "--small")}
+    tight: dict[str, object] = {**settings_of(small, "--small")}
     given = _given(name, tiers, set_)
     plugins = load(given, only=name).require([*given])
     given = {one: own_settings(settings) for one, settings in given.items()}
@@ -90,18 +88,14 @@ def check(  # noqa: PLR0913 - what a check depends on
     with tempfile.TemporaryDirectory() as folder:
         for one, settings in given.items():
             schema = plugins[one].manifest.settings
-            whole = {**settings, **(tight or {})}
+            whole = {**settings, **tight}
             secrets += secret_values(schema, whole) if schema else ()
             scratch[one] = checkup.with_scratch_paths(schema, settings)
-            if tight is not None:
-                tight = checkup.with_scratch_paths(schema, tight)
+            tight = checkup.with_scratch_paths(schema, tight)
             for tried in (settings, whole):
                 # Each of some hundred tests would fail in the same way.
-                place = Path(folder) / one
-                resolved = checkup.resolve_settings(schema, tried, place)
-                backend = Backend(plugins[one])
-                backend.settings(resolved)
-                require_ready(backend, resolved)
+                resolved = checkup.resolve_settings(schema, tried, Path(folder, one))
+                require_ready(Backend(plugins[one]), resolved)
     nearest = next(iter(given))
     with progress.shown("collecting tests") as bar:
 
@@ -114,7 +108,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         done = checkup.check(
             plugins[nearest].instance_of or nearest,
             scratch[nearest],
-            small=tight,
+            small=tight if small else None,
             tiers={
                 one: {**settings, "plugin": plugins[one].instance_of or one}
                 for one, settings in scratch.items()
