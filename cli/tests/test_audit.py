@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from engine_server import Asked, serving
 
+from kvdock.errors import KvdockError
+from kvdock_cli.engine_client import EngineClient
 from kvdock_cli.main import _run
 
 Audit = Callable[..., tuple[int, str]]
@@ -156,3 +158,15 @@ def test_an_address_without_an_engine_is_said(audit: Audit) -> None:
     code, said = audit("127.0.0.1:9")
     assert code == 1
     assert "127.0.0.1:9" in said
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_answer_without_what_engines_give_is_an_error(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = EngineClient("http://127.0.0.1:9", engine, "org/model")
+    monkeypatch.setattr(EngineClient, "_ask", lambda *_, **__: {})
+    with pytest.raises(KvdockError, match="is not understood"):
+        client.complete("a prompt", tokens=1)
+    with pytest.raises(KvdockError, match="is not understood"):
+        client.tokenize("a prompt")

@@ -49,6 +49,17 @@ def test_the_command_says_where_a_value_comes_from(
     assert found["core.integrity"]["origin"] == "default"
 
 
+def test_changed_settings_are_those_that_something_sets(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[core.deadlines]\nget = "3 s"\n')
+    arguments = ("config", "show", "--changed", "--config", str(file), "--json")
+    settings = json.loads(shelf.kvdock(*arguments).stdout)["settings"]
+    assert "core.deadlines.get" in [one["path"] for one in settings]
+    assert not {one["origin"] for one in settings} & {"default", "MISSING"}
+
+
 def test_a_misspelled_variable_is_a_usage_error(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,9 @@ from kvdock_cli.reports._style import Style
 def step(phase: str, count: int, wrong: int = 0) -> Step:
     found = {
         "pages": count, "pools": {"kv": count}, "bytes": 1 << 20, "seconds": 0.5,
-        "wrong": wrong,
+        "wrong": wrong, "pid": 7,
     }  # fmt: skip
-    return Step(phase=phase, pid=7, found=found, pages=48, pools={"kv": 48})
+    return Step(phase=phase, found=found, pages=48, pools={"kv": 48})
 
 
 def test_every_process_makes_the_same_pages_and_no_two_are_alike() -> None:

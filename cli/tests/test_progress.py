@@ -18,12 +18,12 @@ def test_the_time_left_follows_the_pace() -> None:
     bar = Progress("verifying", total=4 << 20, unit=format_bytes, began_s=0)
     bar.advance(1 << 20)
     said = bar.line(80, now_s=10)
-    assert said == "verifying  [=====               ]  1.0 MiB/4.0 MiB  0:30 left"
+    assert said == "verifying  [=====               ]  1.0 MiB/4.0 MiB  0:00:30 left"
 
 
 def test_without_a_total_the_time_that_passed_is_shown() -> None:
     assert Progress("examining", note="file", began_s=0).line(80, 75) == (
-        "examining  1:15  file"
+        "examining  0:01:15  file"
     )
 
 

@@ -117,8 +117,8 @@ def test_a_shipped_model_is_routed_with_its_draft(
         ({"pool": (f"{KV},hads=3",)}, "Did you mean 'heads'"),
         ({"pool": (KV, KV)}, "described twice"),
         ({"pool": (KV,), "tp": 3}, "8 heads"),
-        ({"pool": (KV,), "tp": 0}, "--tp 0 leaves no process"),
-        ({"pool": (KV,), "pp": 0}, "--pp 0 leaves no process"),
+        ({"pool": (KV,), "tp": 0}, "tp_size must be at least 1, not 0"),
+        ({"pool": (KV,), "pp": 0}, "pp_size must be at least 1, not 0"),
         (
             {"pool": (KV,), "tp": 4, "rank": 4},
             "rank 4 does not exist among 4 processes",
@@ -181,9 +181,9 @@ def test_ranks_divide_as_the_command_line_says() -> None:
         route(pool=(KV,), tp=16, dcp=2, interleave_tokens=48)
 
 
-def test_no_tokens_are_no_page() -> None:
-    with pytest.raises(UsageProblem, match="--page-tokens 0 leaves no page"):
-        route(pool=(KV,), page_tokens=0)
+def test_no_page_has_fewer_tokens_than_none() -> None:
+    with pytest.raises(UsageProblem, match="page_tokens must be at least 0, not -1"):
+        route(pool=(KV,), page_tokens=-1)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,10 @@ def test_pages_that_do_not_fit_are_a_problem_and_no_wrong_question(
 
 @pytest.mark.parametrize(
     ("options", "what"),
-    [({"pages": -1}, "--pages -1"), ({"pages": 1, "host_ranks": 0}, "--host-ranks 0")],
+    [
+        ({"pages": -1}, "--pages at least 0"),
+        ({"pages": 1, "host_ranks": 0}, "at least 1"),
+    ],
 )
 def test_a_number_that_cannot_be_meant_is_a_wrong_question(
     options: dict[str, Any], what: str

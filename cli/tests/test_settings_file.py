@@ -308,12 +308,15 @@ def test_a_file_without_rights_for_others_stays_so(file: Path) -> None:
     assert file.stat().st_uid == os.getuid()
 
 
+WRONG_TIER = "tiers names it, and no backend 'naer' is installed"
+
+
 def test_a_tier_that_is_not_a_backend_is_a_problem_of_the_file(
     tmp_path: Path, ask: Answer
 ) -> None:
     path = tmp_path / "kvdock.toml"
     backend = '[backends.near]\nplugin = "file"\nroot = "/srv/kv"\n'
-    for tiers, wrong in (("near", ""), ("naer", "no backend 'naer' is installed")):
+    for tiers, wrong in (("near", ""), ("naer", WRONG_TIER)):
         path.write_text(f'tiers = ["{tiers}"]\n{backend}')
         found, code = ask(config.validate, config=path)
         assert [one["what"] for one in found["wrong"]] == [wrong] * code

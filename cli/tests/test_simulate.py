@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -193,23 +192,6 @@ def test_rules_of_tiers_hold(tmp_path: Path, simulate: Simulate) -> None:
         "share": 0.0, "read_bytes": 0, "written_bytes": 4,
         "read_bytes_per_s": 0.0, "written_bytes_per_s": 2.0,
     }  # fmt: skip
-
-
-def test_the_picture_has_a_bar_for_each_row(tmp_path: Path, simulate: Simulate) -> None:
-    trace = written(tmp_path / "<trace>", FIRST, FIRST)
-    picture = tmp_path / "picture.svg"
-    code, _ = simulate(
-        trace, "--sizes", "0:0:0", "--hosts", "1,2", "--picture", picture
-    )
-    assert code == 0
-    root = ET.fromstring(picture.read_text())  # noqa: S314 - our own
-    boxes = [one for one in root.iter() if one.tag.endswith("rect")]
-    bars = [float(one.attrib["width"]) for one in boxes if one.attrib["height"] == "22"]
-    assert len(bars) == 8
-    assert sum(bars[:4]) == sum(bars[4:]) == pytest.approx(420)
-    assert bars[3] == bars[7] == pytest.approx(210)  # half is computed
-    code, said = simulate(trace, "--picture", tmp_path / "gone" / "picture.svg")
-    assert (code, "cannot be written" in said) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_namespace_is_named_by_its_first_digits(root: Path, ask: Ask) -> None:
     found, _ = ask(store.stat, root, namespace=NAMESPACES[0][:8])
     assert found["namespace"]["namespace"] == NAMESPACES[0]
     assert found["namespace"]["revision"] == "7"
-    with pytest.raises(UsageProblem, match="no namespace begins"):
+    with pytest.raises(UsageProblem, match="holds no namespaces that begin"):
         store.stat(str(root), namespace="zz")
 
 

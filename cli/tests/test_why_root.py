@@ -131,4 +131,4 @@ def test_a_store_without_namespaces_is_said(root: Path, why: Why) -> None:
     root.mkdir()
     code, said = why()
     assert code == 2
-    assert "empty" in said
+    assert "the store holds no namespaces" in said

@@ -8,17 +8,21 @@ Source: SGLang 0.5.23, `entrypoints/http_server.py`: `/model_info`, `/tokenize`,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 
-from kvdock.errors import KvdockError, SettingsError
+from kvdock.errors import KvdockError
 from kvdock_cli.http_request import request
 
 Prompt = str | Sequence[int]
-_MISSING = (404, 405)
+
+
+class RejectedError(KvdockError):
+    """An engine answered, and not with what was asked for."""
 
 
 @attrs.frozen
@@ -37,12 +41,29 @@ class Completion:
     restored: int | None = None
 
 
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Raise KvdockError if an answer lacks what both engines give."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise KvdockError(
+            f"the engine's answer is not understood: {error!r}",
+            fix="Give the address of the HTTP server of SGLang or vLLM.",
+        ) from error
+
+
+def _given(**fields: object) -> dict[str, object]:
+    """Return the fields of a request that have a value."""
+    return {name: value for name, value in fields.items() if value}
+
+
 @attrs.frozen
 class EngineClient:
     """One engine's HTTP server.
 
     Args:
-        url: Its address, without a path.
+        url: Its address; a path in it does not count.
         engine: "sglang" or "vllm".
         model: The name under which it serves its model.
         within_s: How long it may take for a request.
@@ -54,17 +75,10 @@ class EngineClient:
     within_s: float = 120.0
 
     @classmethod
+    @_understood()
     def find(cls, url: str, *, within_s: float = 120.0) -> EngineClient:
         """Find out which engine answers at an address; raise KvdockError if none."""
-        given = url if "://" in url else f"http://{url}"
-        try:
-            base = given.removesuffix(urlsplit(given).path or "/")
-        except ValueError as error:
-            raise SettingsError(
-                f"{url!r} is not the address of an engine: {error}",
-                fix="Write it like http://127.0.0.1:30000.",
-            ) from error
-        client = cls(base, "", "", within_s)
+        client = cls(url, "", "", within_s)
         found = client._ask("/model_info", missing=True)
         if "model_path" in found:
             name = str(found.get("served_model_name") or found["model_path"])
@@ -77,6 +91,7 @@ class EngineClient:
             fix="Give the address of the engine's own HTTP server, not of a router.",
         )
 
+    @_understood()
     def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the token ids of a prompt, as the engine's tokenizer makes them."""
         if not isinstance(prompt, str):
@@ -84,6 +99,7 @@ class EngineClient:
         found = self._ask("/tokenize", {"model": self.model, "prompt": prompt})
         return tuple(map(int, found["tokens"]))
 
+    @_understood()
     def complete(
         self,
         prompt: Prompt,
@@ -105,13 +121,15 @@ class EngineClient:
         Raises:
             KvdockError: If it refuses.
         """
-        body: dict[str, Any] = {"cache_salt": salt} if salt else {}
         if self.engine == "sglang":
-            key = "text" if isinstance(prompt, str) else "input_ids"
-            sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-            body |= {key: prompt, "sampling_params": sampling, "return_logprob": True}
-            body |= {"rid": name} if name else {}
-            body |= {"kv_hints": hints} if hints else {}
+            body = {
+                "text" if isinstance(prompt, str) else "input_ids": prompt,
+                "sampling_params": {
+                    "temperature": 0, "max_new_tokens": tokens, "ignore_eos": True,
+                },
+                "return_logprob": True,
+                **_given(cache_salt=salt, rid=name, kv_hints=hints),
+            }  # fmt: skip
             meta = self._ask("/generate", body)["meta_info"]
             found = meta["output_token_logprobs"]
             return Completion(
@@ -120,13 +138,13 @@ class EngineClient:
                 cached=meta.get("cached_tokens"),
                 restored=(meta.get("cached_tokens_details") or {}).get("storage"),
             )
-        body |= {
+        transfer = {"kvdock": hints} if hints else None
+        body = {
             "model": self.model, "prompt": prompt, "max_tokens": tokens,
             "temperature": 0, "ignore_eos": True, "logprobs": 1,
             "return_tokens_as_token_ids": True,
+            **_given(cache_salt=salt, request_id=name, kv_transfer_params=transfer),
         }  # fmt: skip
-        body |= {"request_id": name} if name else {}
-        body |= {"kv_transfer_params": {"kvdock": hints}} if hints else {}
         answer = self._ask("/v1/completions", body)
         logprobs = answer["choices"][0]["logprobs"]
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
@@ -143,22 +161,22 @@ class EngineClient:
         *,
         missing: bool = False,
     ) -> dict[str, Any]:
-        answer = request(
+        status, text = request(
             self.url,
             path,
             body=json.dumps(body) if body is not None else "",
             within_s=self.within_s,
             wanted="answers",
         )
-        if missing and answer.status in _MISSING:
+        if missing and status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
             return {}
         try:
-            found = json.loads(answer.text)
+            found = json.loads(text)
         except (ValueError, RecursionError):
             found = None
-        if answer.status != 200 or not isinstance(found, dict):  # noqa: PLR2004 - HTTP's OK
-            raise KvdockError(
-                f"{self.url}{path} answers {answer.status}: {answer.text[:200]}",
+        if status != HTTPStatus.OK or not isinstance(found, dict):
+            raise RejectedError(
+                f"{path} of {self.url} answers {status}: {text[:200]}",
                 fix="See the engine's log.",
             )
         return found

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 
 from kvdock.errors import KvdockError
 from kvdock_cli.http_request import request
-
-_OK = 200
 
 Labels = Mapping[str, str]
 
@@ -80,13 +79,13 @@ def fetch(url: str) -> Samples:
         SettingsError: If it is not such a URL.
         KvdockError: If nothing answers there, or not with metrics of kvdock.
     """
-    answer = request(url, "/metrics", wanted="metrics")
-    if answer.status != _OK:
+    status, text = request(url, default_path="/metrics", wanted="metrics")
+    if status != HTTPStatus.OK:
         raise KvdockError(
-            f"no metrics come from {url}: status {answer.status}",
+            f"no metrics come from {url}: status {status}",
             fix="Name the path of the metrics, such as /metrics.",
         )
-    found = Samples(answer.text)
+    found = Samples(text)
     if not found:
         raise KvdockError(
             f"{url} serves no metrics of kvdock",

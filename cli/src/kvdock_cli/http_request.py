@@ -6,32 +6,32 @@ import http.client
 from contextlib import closing
 from urllib.parse import urlsplit
 
-import attrs
-
 from kvdock.errors import KvdockError, SettingsError
 
 _MOST_BYTES = 64 << 20
 
 
-@attrs.frozen
-class Answer:
-    """The answer of a server: the status, and the text."""
-
-    status: int
-    text: str
-
-
 def request(
-    url: str, path: str, *, body: str = "", within_s: float = 5.0, wanted: str
-) -> Answer:
+    url: str,
+    path: str = "",
+    *,
+    default_path: str = "",
+    body: str = "",
+    within_s: float = 5.0,
+    wanted: str,
+) -> tuple[int, str]:
     """Send one request; POST JSON where there is a body.
 
     Args:
         url: "http://host:port", with a path or without; the scheme may be left out.
-        path: The path where the URL has none.
+        path: The path to ask for, whatever the URL says.
+        default_path: The path where there is no other.
         body: JSON to send.
         within_s: How long to wait for each piece of the answer.
         wanted: What is asked for, in errors.
+
+    Returns:
+        The status of the answer, and its text.
 
     Raises:
         SettingsError: If it is not such a URL.
@@ -51,7 +51,7 @@ def request(
         with closing(connection):
             connection.request(
                 "POST" if body else "GET",
-                parts.path.rstrip("/") or path,
+                path or parts.path.rstrip("/") or default_path,
                 body or None,
                 headers,
             )
@@ -65,7 +65,7 @@ def request(
             f"no {wanted} come from {url}: {_words(error)}",
             fix="Look whether the engine runs and listens there.",
         ) from error
-    return Answer(answer.status, text)
+    return answer.status, text
 
 
 def _words(error: Exception) -> str:

@@ -122,15 +122,13 @@ def confirm(question: str, act: str, done: str, instead: str = "") -> None:
         raise UsageProblem(f"nothing was {done}", fix="Answer yes, or give --yes.")
 
 
-def write_file(
-    file: Path, text: str, option: str = "", problem: type[KvdockError] = UsageProblem
-) -> None:
+def write_file(file: Path, text: str) -> None:
     """Write what a command was asked to put into a file."""
     try:
         file.write_text(text, "utf-8")
     except OSError as error:
-        what = f"{option} {file}".strip()
-        raise problem(f"{what} cannot be written: {error.strerror or error}") from error
+        what = f"{file} cannot be written: {error.strerror or error}"
+        raise UsageProblem(what) from error
 
 
 def exit_code(error: KvdockError) -> int:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import attrs
 
@@ -73,18 +74,10 @@ class Progress:
             parts.append(f"{self.unit(done)}/{self.unit(self.total)}")
             if done and passed_s >= _ESTIMATE_S:
                 left_s = passed_s / done * (self.total - done)
-                parts.append(f"{_clock(left_s)} left")
+                parts.append(f"{timedelta(seconds=round(left_s))} left")
         else:
-            parts.append(_clock(passed_s))
+            parts.append(str(timedelta(seconds=round(passed_s))))
         return "  ".join(filter(None, (*parts, self.note)))[: max(0, columns)]
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}"
 
 
 @contextmanager
@@ -122,9 +115,7 @@ def erase() -> None:
 
 
 def _draw(progress: Progress, ended: threading.Event) -> None:
-    if ended.wait(_FIRST_S):
-        return
-    while True:
+    wait_s = _FIRST_S
+    while not ended.wait(wait_s):
         progress.draw()
-        if ended.wait(_EVERY_S):
-            return
+        wait_s = _EVERY_S

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -41,38 +41,36 @@ _WHOLE = 10_000
 """Characters of a summary: no sentence has so many."""
 
 
-_PANELS: Mapping[str, frozenset[str]] = MappingProxyType(
+_PANELS: Mapping[str, str] = MappingProxyType(
     {
-        "Inspect": frozenset(
-            ["list", "doctor", "route", "config", "bench", "demo", "simulate"]
+        **dict.fromkeys(
+            ("list", "doctor", "route", "config", "bench", "demo", "simulate"),
+            "Inspect",
         ),
-        "Store": frozenset(["store", "keys"]),
-        "Engine": frozenset(["run", "top", "why", "audit", "prefetch"]),
-        "Write a plugin": frozenset(["new", "check"]),
+        **dict.fromkeys(("store", "keys"), "Store"),
+        **dict.fromkeys(("run", "top", "why", "audit", "prefetch"), "Engine"),
+        **dict.fromkeys(("new", "check"), "Write a plugin"),
     }
 )
-"""Commands in the help by what they are about; all others stand behind them."""
+"""What commands are about; in the help all others stand behind these panels."""
 
 
 class WholeSummaries(TyperGroup):
     """A group whose help shows the first sentence of each command uncut, in panels."""
 
-    panels: Mapping[str, frozenset[str]] = MappingProxyType({})
+    panels: Mapping[str, str] = MappingProxyType({})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own
         """Write the commands with their summaries, folded to the width."""
-        commands = [
-            (name, self.get_command(ctx, name)) for name in self.list_commands(ctx)
-        ]
-        panels: dict[str, list[tuple[str, str]]] = {title: [] for title in self.panels}
-        for name, command in commands:
+        other = "Others" if self.panels else "Commands"
+        panels: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in (*self.panels.values(), other)
+        }
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
             if command and not command.hidden:
-                title = next(
-                    (one for one, names in self.panels.items() if name in names),
-                    "Others" if self.panels else "Commands",
-                )
                 row = (name, command.get_short_help_str(_WHOLE))
-                panels.setdefault(title, []).append(row)
+                panels[self.panels.get(name, other)].append(row)
         for title, rows in panels.items():
             if rows:
                 with formatter.section(title):
@@ -156,15 +154,17 @@ def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keep
         ) from error
 
 
-def problems(candidates: Iterable[Candidate]) -> tuple[PluginProblem, ...]:
-    """Import commands and return what is wrong with any."""
-    found = []
+def loaded(
+    candidates: Iterable[Candidate], load: Callable[[Candidate], Any]
+) -> tuple[dict[Candidate, Any], tuple[PluginProblem, ...]]:
+    """Load each; return what each is, and what is wrong with others."""
+    found, problems = {}, []
     for candidate in candidates:
         try:
-            load(candidate)
+            found[candidate] = load(candidate)
         except BrokenPlugin as broken:
-            found.append(broken.problem)
-    return tuple(found)
+            problems.append(broken.problem)
+    return found, tuple(problems)
 
 
 def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a class that typer keeps private

@@ -13,20 +13,17 @@ import attrs
 import numpy as np
 
 from kvdock import (
-    Attachment,
-    Dock,
     Namespace,
     Outcome,
     PoolKind,
     PoolSpec,
-    Region,
-    Shard,
 )
 from kvdock.errors import KvdockError
 from kvdock.pools import Part, Per
+from kvdock_cli.rig import attached
 
 if TYPE_CHECKING:
-    from kvdock import Backend, TransferResult
+    from kvdock import Attachment, Backend, TransferResult
 
 RUNS = 5
 """Batches that are timed for each figure where no option says another number."""
@@ -87,36 +84,34 @@ def measure(
         page_tokens=1,
         anchor=True,
     )
-    shard = Shard()
-    dock = Dock({backend.name: backend})
-    given = {backend.name: settings} if backend.manifest.settings else None
-    plan = dock.plan([pool], shard, [backend.name], settings=given)
     pages = batch * threads
-    memory = np.random.default_rng(0).integers(0, 256, (pages, page_bytes), np.uint8)
-    region = Region.of(plan.anchor.pool, shard, [memory], pages=pages)
-    namespace = Namespace(model="kvdock bench")
-    with Attachment.open(
-        dock, plan, namespace, {"bench": region}, given, trial=True
-    ) as cache:
+    with attached(
+        backend, settings, Namespace(model="kvdock bench"), [pool], pages, trial=True
+    ) as (cache, memory):
+        shape = memory["bench"].shape
+        memory["bench"][:] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         times: dict[str, list[float]] = {"put": [], "get": [], "exists": []}
         for turn in range(runs + 1):
-            names = [_hashes(f"{turn}/{at}", batch) for at in range(threads)]
+            names = [
+                [
+                    hashlib.sha256(f"{turn}/{thread}/{page}".encode()).hexdigest()
+                    for page in range(batch)
+                ]
+                for thread in range(threads)
+            ]
             seconds = _turn(cache, names)
             if turn:  # the first one warms up
                 for what, passed in seconds.items():
                     times[what].append(passed)
         cache.clear()
     write_s, read_s = raw(pages * page_bytes)
-    put, get, exists = (
-        statistics.median(times[one]) for one in ("put", "get", "exists")
-    )
     return Figure(
         page_bytes=page_bytes,
         batch=batch,
         threads=threads,
-        put_s=put,
-        get_s=get,
-        exists_s=exists,
+        put_s=statistics.median(times["put"]),
+        get_s=statistics.median(times["get"]),
+        exists_s=statistics.median(times["exists"]),
         raw_write_s=write_s,
         raw_read_s=read_s,
         spread_s={what: (min(found), max(found)) for what, found in times.items()},
@@ -132,19 +127,18 @@ def _turn(cache: Attachment, names: Sequence[Sequence[str]]) -> dict[str, float]
         cache.exists(names[at])
         _check("stored", cache.put(names[at], {"bench": where[at]}))
 
-    def exists(at: int) -> None:
-        cache.exists(names[at])
-
-    def get(at: int) -> None:
-        _check("loaded", cache.get(names[at], {"bench": where[at]}))
-
-    found = {}
+    calls: dict[str, Callable[[int], object]] = {
+        "put": put,
+        "exists": lambda at: cache.exists(names[at]),
+        "get": lambda at: _check("loaded", cache.get(names[at], {"bench": where[at]})),
+    }
+    seconds = {}
     with ThreadPoolExecutor(len(names)) as threads:
-        for what, do in (("put", put), ("exists", exists), ("get", get)):
+        for what, call in calls.items():
             began_s = time.perf_counter()
-            list(threads.map(do, range(len(names))))
-            found[what] = time.perf_counter() - began_s
-    return found
+            list(threads.map(call, range(len(names))))
+            seconds[what] = time.perf_counter() - began_s
+    return seconds
 
 
 def _check(done: str, result: TransferResult) -> None:
@@ -155,9 +149,3 @@ def _check(done: str, result: TransferResult) -> None:
             f"only {result.pages} of {len(outcomes)} pages were {done} ({worst})",
             fix="Give the backend more room, or measure smaller pages and batches.",
         )
-
-
-def _hashes(prefix: str, pages: int) -> list[str]:
-    return [
-        hashlib.sha256(f"{prefix}/{page}".encode()).hexdigest() for page in range(pages)
-    ]

@@ -82,14 +82,10 @@ def audit(
                     )
                 )
             bar.advance()
-    done = report.Audit(
-        client=client,
-        tolerance=tolerance,
-        compared=tuple(found),
-        computed=computed,
-        in_memory=in_memory,
+    done = report.report(
+        client, found, tolerance=tolerance, computed=computed, in_memory=in_memory
     )
-    return emit(report.report(done), as_json=json)
+    return emit(done, as_json=json)
 
 
 def read_prompts(path: Path) -> list[tuple[int, Prompt]]:

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from kvdock import Backend
-from kvdock.plugin import require
 from kvdock.self_test import require_ready
 from kvdock.units import format_bytes, parse_bytes
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, typed_settings
 from kvdock_cli.commands.list import load
-from kvdock_cli.output import UsageProblem, emit, write_file
+from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import bench as report
 
 MOST_BYTES = 1 << 30
@@ -32,7 +31,6 @@ def bench(  # noqa: PLR0913 - what figures depend on
     token_bytes: str = "64 KiB",  # noqa: S107 - KV bytes of a token, no password
     recompute: float = 0.0,
     engine: str = "",
-    plot: Path | None = None,
     json: bool = False,
 ) -> int:
     """Measure how fast a backend stores, finds and loads pages on this machine.
@@ -52,9 +50,8 @@ def bench(  # noqa: PLR0913 - what figures depend on
         token_bytes: KV bytes of one token of the model, for the comparison
             with recomputing.
         recompute: Tokens per second that the engine prefills, if known.
-        engine: Measure that instead, on an engine that serves OpenAI's API, such as
+        engine: Measure that instead, on a running engine, such as
             http://127.0.0.1:30000: prompts of random tokens, one new token each.
-        plot: Write the figures as a picture, in SVG.
         json: Print one line of JSON.
     """
     sizes = [parse_bytes(one) for one in page]
@@ -75,9 +72,7 @@ def bench(  # noqa: PLR0913 - what figures depend on
         )
     settings = backend_settings(name, set_)
     found = load({name: settings}, only=name)
-    plugins = {one.manifest.name: one for one in found.plugins}
-    require([name], plugins, found.problems)
-    backend = Backend(plugins[name])
+    backend = Backend(found.require([name])[name])
     own, path = (
         typed_settings(backend, settings, "bench"),
         backend.manifest.path_setting,
@@ -107,6 +102,4 @@ def bench(  # noqa: PLR0913 - what figures depend on
         recompute_tokens_per_s=recompute,
         recompute_from="engine" if engine else "given" if recompute else "",
     )
-    if plot:
-        write_file(plot, report.drawn(run), "--plot")
     return emit(report.report(run), as_json=json)

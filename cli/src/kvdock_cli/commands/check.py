@@ -15,7 +15,6 @@ from kvdock.config import (
     read_tiers,
     secret_values,
 )
-from kvdock.plugin import require
 from kvdock.self_test import require_ready
 from kvdock_cli import progress
 from kvdock_cli.arguments import backend_settings, patience, settings_of
@@ -77,13 +76,9 @@ def check(  # noqa: PLR0913 - what a check depends on
         raise UsageProblem(f"--only {only!r} is not one word of a test's name")
     if tiers and (set_ or small or faults):
         raise UsageProblem("--tiers goes without --set, --small and --faults")
-    tight: dict[str, object] | None = None
-    if small:
-        tight = {**settings_of(small, "--small")}
+    tight: dict[str, object] = {**settings_of(small, "--small")}
     given = _given(name, tiers, set_)
-    found = load(given, only=name)
-    plugins = {one.manifest.name: one for one in found.plugins}
-    require(list(given), plugins, found.problems)
+    plugins = load(given, only=name).require([*given])
     given = {one: own_settings(settings) for one, settings in given.items()}
     # Only this command needs the kit, and the kit needs pytest.
     from kvdock.testing import report as checkup  # noqa: PLC0415 - see above
@@ -93,18 +88,14 @@ def check(  # noqa: PLR0913 - what a check depends on
     with tempfile.TemporaryDirectory() as folder:
         for one, settings in given.items():
             schema = plugins[one].manifest.settings
-            whole = {**settings, **(tight or {})}
+            whole = {**settings, **tight}
             secrets += secret_values(schema, whole) if schema else ()
             scratch[one] = checkup.with_scratch_paths(schema, settings)
-            if tight is not None:
-                tight = checkup.with_scratch_paths(schema, tight)
+            tight = checkup.with_scratch_paths(schema, tight)
             for tried in (settings, whole):
                 # Each of some hundred tests would fail in the same way.
-                place = Path(folder) / one
-                resolved = checkup.resolve_settings(schema, tried, place)
-                backend = Backend(plugins[one])
-                backend.settings(resolved)
-                require_ready(backend, resolved)
+                resolved = checkup.resolve_settings(schema, tried, Path(folder, one))
+                require_ready(Backend(plugins[one]), resolved)
     nearest = next(iter(given))
     with progress.shown("collecting tests") as bar:
 
@@ -117,7 +108,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         done = checkup.check(
             plugins[nearest].instance_of or nearest,
             scratch[nearest],
-            small=tight,
+            small=tight if small else None,
             tiers={
                 one: {**settings, "plugin": plugins[one].instance_of or one}
                 for one, settings in scratch.items()

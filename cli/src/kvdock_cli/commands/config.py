@@ -14,7 +14,7 @@ from kvdock.config import explain, load_configuration, read_file
 from kvdock.errors import PluginError, SettingsError
 from kvdock.plugin import OBSERVERS_GROUP, Observer, list_entry_points, require
 from kvdock_cli import settings_file
-from kvdock_cli.commands.doctor import switched_on
+from kvdock_cli.commands.doctor import absent_tiers, switched_on
 from kvdock_cli.commands.list import load
 from kvdock_cli.commands.run import engines, flags_of
 from kvdock_cli.output import UsageProblem, emit
@@ -65,7 +65,7 @@ def show(
     found = [
         one
         for one in explain(configuration, schemas)
-        if not (changed and one.origin == "default")
+        if not (changed and one.origin in ("default", settings_file.MISSING))
     ]
     return emit(report.report(found, problems, origin=origin), as_json=json)
 
@@ -187,13 +187,16 @@ def _wrong(tree: Mapping[str, object], file: Path, known: Known) -> list[Wrong]:
     found = settings_file.wrong_in(tree, f"file {file}", schemas)
     if all(one.missing for one in found):
         configuration = load_configuration(tree, environ={})
-        observers = switched_on(configuration)
-        unfit += [Wrong("core.observers", one.cause, one.fix) for one in observers]
         names = [one.partition(".")[2] for one in schemas if one.startswith("backends")]
-        try:
-            require([one.backend for one in configuration.tiers], names, problems)
-        except PluginError as error:
-            unfit.append(Wrong("tiers", error.what, error.fix))
+        absent = {
+            "core.observers": switched_on(configuration),
+            "tiers": absent_tiers(configuration, names, problems),
+        }
+        unfit += [
+            Wrong(where, one.cause, one.fix)
+            for where, several in absent.items()
+            for one in several
+        ]
     return unfit + [
         one for one in found if ".".join(one.key.split(".")[:2]) not in broken
     ]

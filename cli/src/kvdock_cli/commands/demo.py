@@ -132,10 +132,7 @@ def demo(
         )
         oracle = oracle_of(dock.backends[chosen], ready.settings)
         assert oracle is not None  # noqa: S101 - it was chosen for it
-
-        def announce(what: str) -> None:
-            ready.bar.label = what
-
-        steps = list(trial.run_trial(job, oracle, announce))
+        ready.bar.label = "storing, restoring and damaging pages"
+        steps = list(trial.run_trial(job, oracle))
     done = report.report(chosen, steps, trial.DAMAGED, ready.notice)
     return emit(done, as_json=json)

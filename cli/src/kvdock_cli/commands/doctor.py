@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -107,29 +107,32 @@ def diagnose(
     observers = {
         one: loaded[one.name] for one in fit[OBSERVERS_GROUP] if one.name in loaded
     }
-    problems += (*registry.problems(fit[COMMANDS_GROUP]), *unfit)
-    doctors: dict[Candidate, Any] = {}
-    for candidate in fit[GROUP]:
-        try:
-            doctors[candidate] = import_entry_point(candidate)
-        except BrokenPlugin as broken:
-            problems += (broken.problem,)
+    _, wrong = registry.loaded(fit[COMMANDS_GROUP], registry.load)
+    problems += (*wrong, *unfit)
+    doctors, broken = registry.loaded(fit[GROUP], import_entry_point)
+    problems += broken
     # `--set plugin=NAME` describes an instance, except to a section of an engine.
     instance = "plugin" in settings and name not in {one.name for one in doctors}
-    asked = {name: settings} if name and instance else {}
-    given = {**configured.backends, **asked}
+    given = {**configured.backends, **({name: settings} if name and instance else {})}
     backends = {*given, *(one.name for one in list_entry_points())}
-    others = {one.name for some in fit.values() for one in some}
-    others |= {one.name for one in problems}
+    others = {one.name for some in fit.values() for one in some} | {
+        one.name for one in problems
+    }
     found = Listing(plugins=())
     if name in backends or name not in others:
         found = load(given, only=name or "")
     problems = (*found.problems, *problems)
     candidates = [*(one.candidate for one in found.plugins), *observers, *doctors]
     known = [one.name for one in candidates] + [one.name for one in problems]
-    _check_known(name, known)
-    sections_of = ("backends", "observers") if settings else ()
-    configured = load_configuration({one: {name: settings} for one in sections_of})
+    if name is not None and name not in known:
+        raise UsageProblem(
+            f"there is nothing called {name!r} to examine",
+            fix=did_you_mean(name, known) or f"Known: {', '.join(sorted(set(known)))}.",
+        )
+    if settings:
+        # What is named may be either.
+        asked = {name: settings}
+        configured = load_configuration({"backends": asked, "observers": asked})
     sections = []
     for one in found.plugins:
         if name in (None, one.manifest.name):
@@ -140,11 +143,22 @@ def diagnose(
                 one, mine, timeout_s, named=named, pages=self_test, verbose=verbose
             )
             if not named and not _configured(one, configured):
-                rows = [_unused(row) for row in rows]
+                rows = [
+                    row
+                    if row.ok
+                    else Finding(
+                        ok=True,
+                        skipped=True,
+                        what=f"not configured: {row.what}",
+                        hint=row.hint,
+                    )
+                    for row in rows
+                ]
             sections.append(Section(one.candidate, rows))
     if name is None:
         problems += switched_on(configured)
-        problems += _tiers(configured, found)
+        names = [one.manifest.name for one in found.plugins]
+        problems += absent_tiers(configured, names, found.problems)
     sections += [
         Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
         for one, observer in observers.items()
@@ -165,44 +179,20 @@ def diagnose(
 
 def _configured(plugin: LoadedPlugin, configuration: Configuration) -> bool:
     """Return whether any setting of a backend comes from anywhere."""
-    path = f"backends.{plugin.manifest.name}"
-    if configuration.backends.get(plugin.manifest.name):
-        return True
-    if plugin.manifest.settings is None:
+    name, settings = plugin.manifest.name, plugin.manifest.settings
+    if configuration.backends.get(name) or settings is None:
         return True
     # What remains are files and variables of others, such as a client library's. One
     # that many programs share, such as AWS_REGION, configures no backend by itself.
     nothing = attrs.evolve(
         configuration, backends={}, observers={}, tiers=(), origins={}
     )
-    found = explain(nothing, {path: plugin.manifest.settings})
     return any(
-        _is_of(plugin.manifest.name, one.origin)
-        for one in found
-        if one.path.startswith(f"{path}.")
+        row.origin not in ("default", "MISSING")
+        and (name.upper() in row.origin or not row.origin.startswith("environment "))
+        for row in explain(nothing, {f"backends.{name}": settings})
+        if row.path.startswith(f"backends.{name}.")
     )
-
-
-def _is_of(name: str, origin: str) -> bool:
-    """Return whether the source of a setting is there for one backend's sake."""
-    if origin in ("default", "MISSING"):
-        return False
-    shared = origin.startswith("environment ") and name.upper() not in origin
-    return not shared
-
-
-def _unused(row: Finding) -> Finding:
-    """Return a finding of a backend that is installed and not configured."""
-    what = f"not configured: {row.what}"
-    return row if row.ok else attrs.evolve(row, ok=True, skipped=True, what=what)
-
-
-def _check_known(name: str | None, known: Sequence[str]) -> None:
-    if name is not None and name not in known:
-        raise UsageProblem(
-            f"there is nothing called {name!r} to examine",
-            fix=did_you_mean(name, known) or f"Known: {', '.join(sorted(set(known)))}.",
-        )
 
 
 def _fit(
@@ -258,13 +248,19 @@ def switched_on(configuration: Configuration) -> tuple[PluginProblem, ...]:
     return tuple(found)
 
 
-def _tiers(configuration: Configuration, known: Listing) -> tuple[PluginProblem, ...]:
-    """Return a problem for each tier that names what is not a backend."""
-    names = {one.manifest.name for one in known.plugins}
+def absent_tiers(
+    configuration: Configuration,
+    names: Sequence[str],
+    problems: Sequence[PluginProblem],
+) -> tuple[PluginProblem, ...]:
+    """Return a problem for each tier that names what is not a backend.
+
+    `names` are those of backends; others that are installed have `problems`.
+    """
     found = []
     for tier in configuration.tiers:
         try:
-            require([tier.backend], names, known.problems)
+            require([tier.backend], names, problems)
         except BrokenPlugin:
             continue  # among the problems as well
         except PluginError as error:

@@ -37,11 +37,7 @@ def list_backends(name: str = "", /, *, json: bool = False) -> int:
     """
     found = load(_configured(), only=name)
     if name:
-        from kvdock.plugin import require  # noqa: PLC0415 - it imports the loader
-
-        plugins = {plugin.manifest.name: plugin for plugin in found.plugins}
-        require([name], plugins, found.problems)
-        return emit(manifest.report(plugins[name]), as_json=json)
+        return emit(manifest.report(found.require([name])[name]), as_json=json)
     return emit(report.report(found), as_json=json)
 
 
@@ -71,8 +67,12 @@ def load(
     chosen = selection()
     candidates = list_entry_points()
     kept, hidden = chosen.of(candidates)
+    needed = only
+    if given:
+        from kvdock.plugin import named_instances  # noqa: PLC0415 - it imports the loader
+
+        needed = named_instances(given).get(only, only)
     # Where it is not there, the others are named.
-    needed = _plugin_of(only, given) if given else only
     wanted = tuple(one for one in kept if one.name == needed) or kept
     alone, problems = split_duplicates(wanted)
     unfit = try_each(alone, timeout_s)
@@ -94,10 +94,3 @@ def load(
         ),
         hidden=sorted({one.name for one in (*hidden, *others)}),
     )
-
-
-def _plugin_of(name: str, settings: Mapping[str, object]) -> str:
-    """Return the plugin that a backend is an instance of."""
-    from kvdock.plugin import named_instances  # noqa: PLC0415 - it imports the loader
-
-    return named_instances(settings).get(name, name)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from kvdock import Dock, DType, Layout, Plan
 from kvdock.config import load_configuration
 from kvdock.errors import NoRoute, PoolError
-from kvdock.models import Assembly, Deployment, assemble
+from kvdock.models import Deployment, assemble
 from kvdock.pools import ContextSplit, sharing_limits
 from kvdock_cli.arguments import model_of, needs_of, settings_of
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report
 from kvdock_cli.reports.memory import Memory
 from kvdock_cli.terminal import style_of
-
-if TYPE_CHECKING:
-    from kvdock import PoolSpec, Shard
 
 
 def route(  # noqa: PLR0913 - what routing depends on
@@ -35,7 +31,7 @@ def route(  # noqa: PLR0913 - what routing depends on
     interleave_tokens: int = 1,
     share_tp: tuple[int, ...] = (),
     rank: int = 0,
-    page_tokens: int | None = None,
+    page_tokens: int = 0,
     dtype: DType | None = None,
     layout: Layout = Layout.PAGE_OBJECT,
     packed: bool = False,
@@ -70,7 +66,7 @@ def route(  # noqa: PLR0913 - what routing depends on
         share_tp: A TP size that is to share objects of heads with this one;
             given once for each of them.
         rank: The process that is shown, counted over all of them.
-        page_tokens: Tokens of a page, if not the model's own.
+        page_tokens: Tokens of a page; 0 for the model's own.
         dtype: Element type of attention KV, if not the model's own.
         layout: How pages lie in host memory.
         packed: Draft layers lie behind the target's in the same pools.
@@ -85,15 +81,8 @@ def route(  # noqa: PLR0913 - what routing depends on
         all_: Also say of every other backend why it is not chosen.
         json: Print one line of JSON.
     """
-    for option, ranks in (("tp", tp), ("pp", pp), ("cp", cp), ("dcp", dcp)):
-        if ranks < 1:
-            raise UsageProblem(f"--{option} {ranks} leaves no process")
-    if page_tokens is not None and page_tokens < 1:
-        raise UsageProblem(f"--page-tokens {page_tokens} leaves no page")
-    if pages is not None and pages < 0:
-        raise UsageProblem(f"--pages {pages} is not a number of pages")
-    if host_ranks < 1:
-        raise UsageProblem(f"--host-ranks {host_ranks} leaves no process")
+    if host_ranks < 1 or (pages or 0) < 0:
+        raise UsageProblem("--host-ranks is at least 1, and --pages at least 0")
     about = model_of(model, pool, layers)
     try:
         deployment = Deployment(
@@ -105,13 +94,18 @@ def route(  # noqa: PLR0913 - what routing depends on
             context=context,
             interleave_tokens=interleave_tokens,
             share_tp=share_tp,
-            page_tokens=page_tokens or 0,
+            page_tokens=page_tokens,
             dtype=dtype,
             layout=layout,
             packed=packed,
         )
         assembly = assemble(about, deployment, draft=draft)
-        shard = _shard(assembly, rank)
+        shards = [*assembly.shards()]
+        if not 0 <= rank < len(shards):
+            raise UsageProblem(
+                f"rank {rank} does not exist among {len(shards)} processes"
+            )
+        shard = shards[rank]
         given = load_configuration()
         plan = Dock.load(settings=given.backends).plan(
             assembly.pools,
@@ -139,7 +133,10 @@ def route(  # noqa: PLR0913 - what routing depends on
             stages=shard.pp_size,
             tp_size=tp,
             share_tp=share_tp,
-            packed_layers=_packed_layers(one.pool, about.layers) if packed else 0,
+            # Layers of a draft model that lie behind the target's.
+            packed_layers=sum(layer >= about.layers for layer in one.pool.layers)
+            if packed and not one.pool.draft
+            else 0,
         )
     ]
     memory = None
@@ -147,15 +144,3 @@ def route(  # noqa: PLR0913 - what routing depends on
         memory = Memory.of(assembly.pools, shard, pages, host_ranks)
     done = report.report(plan, every=all_, limits=limits, memory=memory)
     return emit(done, as_json=json)
-
-
-def _packed_layers(pool: PoolSpec, target_layers: int) -> int:
-    """Return how many layers of a draft model lie behind the target's."""
-    return 0 if pool.draft else sum(one >= target_layers for one in pool.layers)
-
-
-def _shard(assembly: Assembly, rank: int) -> Shard:
-    shards = [*assembly.shards()]
-    if not 0 <= rank < len(shards):
-        raise UsageProblem(f"rank {rank} does not exist among {len(shards)} processes")
-    return shards[rank]

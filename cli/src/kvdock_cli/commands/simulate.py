@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from kvdock.config import read_tiers
-from kvdock.errors import KvdockError
 from kvdock.units import parse_bytes
 from kvdock_cli import progress
-from kvdock_cli.output import UsageProblem, emit, write_file
+from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import simulate as report
 
 _MOST_HOSTS = 1000
@@ -31,7 +30,6 @@ def simulate(  # noqa: PLR0913 - one option each
     prefill: float = 8000.0,
     rate: float | None = None,
     requests: int = 0,
-    picture: Path | None = None,
     json: bool = False,
 ) -> int:
     """Predict hit rates for tier sizes and host counts from a trace.
@@ -55,7 +53,6 @@ def simulate(  # noqa: PLR0913 - one option each
         prefill: Tokens that an engine computes in a second.
         rate: Requests a second, all together; without it those of the trace.
         requests: Read only so many.
-        picture: Write an SVG to this file.
         json: Print one line of JSON.
     """
     # numpy is not needed before a command runs.
@@ -105,18 +102,15 @@ def simulate(  # noqa: PLR0913 - one option each
                 computed_s=computed_s,
             )
             rows.append(row)
-    about = report.Simulation(
-        trace=given.name,
-        requests=len(given.requests),
-        blocks=given.blocks,
-        unique_bytes=given.unique * block_bytes,
-        seconds=seconds,
-        spread=spread,
-        rows=tuple(rows),
-    )
-    if picture:
-        write_file(picture, report.drawn(about), "--picture", KvdockError)
-    return emit(report.report(about), as_json=json)
+    about = {
+        "trace": given.name,
+        "requests": len(given.requests),
+        "blocks": given.blocks,
+        "unique_bytes": given.unique * block_bytes,
+        "seconds": seconds,
+        "spread": spread,
+    }
+    return emit(report.report(about, rows), as_json=json)
 
 
 def _rate(nbytes: int, seconds: float) -> float | None:

@@ -74,13 +74,14 @@ def ls(
         found = [one for one in found if one.promised_bytes or one.expiring]
     if sort:
         found.sort(key=_ORDERS[sort])
-    shown = found[::-1] if reverse else found
+    if reverse:
+        found.reverse()
     unused = []
-    for survey in shown:
+    for survey in found:
         with suppress(NamespaceError):  # gone meanwhile
             if survey.file_bytes and not store.in_use(survey.namespace):
                 unused.append(survey)
-    listed = report.listing(shown, unused, store.now_ns(), retained=retained)
+    listed = report.listing(found, unused, store.now_ns(), retained=retained)
     return emit(listed, as_json=json)
 
 
@@ -105,15 +106,14 @@ def stat(
         json: Print one line of JSON.
     """
     store = open_store(target, set_)
-    if tenants and not isinstance(store, TenantStore):
+    if not tenants:
+        with progress.shown("reading"):
+            found = store.survey(chosen(store, namespace))
+        return emit(report.survey(found), as_json=json)
+    if not isinstance(store, TenantStore):
         raise UsageProblem("this store does not know tenants")
-    with progress.shown("reading"):
-        if tenants and isinstance(store, TenantStore):
-            listed = load_configuration(lenient=True).core.tenants
-            done = report.tenants(store.room(listed))
-        else:
-            done = report.survey(store.survey(chosen(store, namespace)))
-    return emit(done, as_json=json)
+    rooms = store.room(load_configuration(lenient=True).core.tenants)
+    return emit(report.tenants(rooms), as_json=json)
 
 
 def record(
@@ -162,8 +162,8 @@ def diff(
     every = () if other else near.namespaces()
     names = namespace or (every if len(every) == 2 else ())  # noqa: PLR2004 - both
     first, second = (*names, "", "")[:2]
-    a, b = _record(near, first), _record(far, second)
-    return emit(report.differences(diff_records(a, b)), as_json=json)
+    found = diff_records(_record(near, first), _record(far, second))
+    return emit(report.differences(found), as_json=json)
 
 
 def _record(store: Store, prefix: str) -> Mapping[str, object]:
@@ -326,7 +326,14 @@ def rm(  # noqa: PLR0913 - one option each
                 rows.append((row, store, pages))
     going = [each for each in rows if each[0].goes]
     if (going or keys) and not (yes or dry_run):
-        _confirm([row for row, _, _ in going])
+        listed = [row for row, _, _ in going]
+        shown = report.listing([row.survey for row in listed])
+        confirm(
+            f"{shown.text(style_of(sys.stderr))}\nDelete {report.total(listed)}?",
+            "delete",
+            "deleted",
+            "Give --yes to go ahead, or --dry-run to see what would go.",
+        )
     destroyed = destroy_keys(keys, tenant) if keys and not dry_run else 0
     with progress.shown("deleting", total=len(going)) as bar:
         for row, store, pages in () if dry_run else going:
@@ -690,29 +697,17 @@ def chosen(store: Store, prefix: str) -> str:
     found = [name for name in store.namespaces() if name.startswith(prefix)]
     if len(found) == 1:
         return found[0]
-    if found and not prefix:
-        named = ", ".join(name[:SHORT] for name in found[:_FEW])
-        more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
-        raise UsageProblem(
-            f"the store holds {len(found)} namespaces",
-            fix=f"Name one of them: {named}{more}.",
-        )
-    if not found and not prefix:
-        raise UsageProblem(
-            "the store is empty", fix="Name another one, or store something first."
-        )
-    what = f"{len(found)} namespaces begin" if found else "no namespace begins"
+    what = f"the store holds {len(found) or 'no'} namespaces"
+    if prefix:
+        what += f" that begin with {prefix!r}"
+    named = ", ".join(name[:SHORT] for name in found[:_FEW])
+    more = " and others" if len(found) > _FEW else ""
     raise UsageProblem(
-        f"{what} with {prefix!r}", fix="`kvdock store ls ROOT` lists them."
+        what,
+        fix=f"Name one of them: {named}{more}."
+        if found
+        else "`kvdock store ls` lists what a store holds: look whether it is this one.",
     )
-
-
-def _confirm(going: Sequence[report.Removal]) -> None:
-    """Ask before pages are deleted; anything but yes ends the command."""
-    shown = report.listing([row.survey for row in going]).text(style_of(sys.stderr))
-    question = f"{shown}\nDelete {report.total(going)}?"
-    instead = "Give --yes to go ahead, or --dry-run to see what would go."
-    confirm(question, "delete", "deleted", instead)
 
 
 def _each(
@@ -722,21 +717,16 @@ def _each(
     bar: progress.Progress | None = None,
 ) -> list[tuple[str, T]]:
     """Do the same for the namespace that is named, or for all that stay."""
-    if prefix:
-        one = chosen(store, prefix)
-        return [(one, do(one))]
+    names = [chosen(store, prefix)] if prefix else store.namespaces()
     done = []
-    every = store.namespaces()
-    if bar:
-        bar.total = len(every)
-    for at, one in enumerate(every):
+    for at, name in enumerate(names):
         if bar:
-            bar.done, bar.note = at, one[:SHORT]
+            bar.total, bar.done, bar.note = len(names), at, name[:SHORT]
         try:
-            done.append((one, do(one)))
+            done.append((name, do(name)))
         except NamespaceError:
             # One that goes while others are looked at was not asked for.
-            if one in store.namespaces():
+            if prefix or name in store.namespaces():
                 raise
     return done
 

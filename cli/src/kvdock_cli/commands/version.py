@@ -22,13 +22,19 @@ def versions(*, json: bool) -> int:
     points = list_entry_points(OBSERVERS_GROUP, BACKENDS_GROUP, COMMANDS_GROUP)
     # Both announce some, so nothing else has to look for their versions.
     known = {one.distribution: one.version for one in points}
+    is_compiled = compiled.library() is not None
     parts = [
         report.Part("python", platform.python_version(), "python", sys.executable),
         *(
             report.Part(name, known.get(name, "?"), name, path_of(module))
             for name, module in (("kvdock", "kvdock"), ("kvdock-cli", "kvdock_cli"))
         ),
-        _compiled_pages(),
+        report.Part(
+            "compiled pages",
+            "yes" if is_compiled else "no",
+            "kvdock",
+            compiled.library_path() if is_compiled else "-",
+        ),
         *(
             report.Part(
                 f"{group.rpartition('.')[2].removesuffix('s')} {one.name}",
@@ -42,13 +48,6 @@ def versions(*, json: bool) -> int:
         ),
     ]
     return emit(report.report(parts), as_json=json)
-
-
-def _compiled_pages() -> report.Part:
-    """Say whether pages are hashed and moved in compiled code."""
-    used = compiled.library() is not None
-    path = compiled.library_path() if used else "-"
-    return report.Part("compiled pages", "yes" if used else "no", "kvdock", path)
 
 
 def path_of(value: str) -> str:

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ class Step:
     """
 
     phase: str
-    pid: int
     found: Mapping[str, Any]
     pages: int
     pools: Mapping[str, int]
@@ -102,46 +101,33 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
     return next(iter(fit.items()))
 
 
-def run_trial(
-    job: Job, oracle: Oracle, announce: Callable[[str], None]
-) -> Iterator[Step]:
+def run_trial(job: Job, oracle: Oracle) -> Iterator[Step]:
     """Store, restore, damage, restore what is left, repair, restore."""
     whole = {"kv": 48, "draft": 48}
-    announce("storing")
     stored = _process(job, "store", 48, {**whole, "mamba": 6})
     _check_room(job, stored)
     yield stored
-    announce("restoring")
     yield _process(job, "restore", 48, {**whole, "mamba": 1})
-    announce("damaging")
     for pool, page in DAMAGED:
         damage(oracle, stored.found["keys"][pool][page])
-    announce("restoring what is left")
     yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1}, 1)
-    announce("storing again")
     yield _process(job, "store", 48, whole, 1)
-    announce("restoring")
     yield _process(job, "restore", 48, {**whole, "mamba": 1}, 2)
     if not job.directory:
         # It may be the user's own.
-        announce("clearing")
         _process(job, "clear", 0, {})
 
 
 def _check_room(job: Job, stored: Step) -> None:
     if stored.found["pages"] == stored.pages:
         return
-    if not job.directory:
-        raise KvdockError(
-            f"only {stored.found['pages']} of {stored.pages} pages could be stored",
-            fix=f"See `kvdock doctor {job.backend}`.",
-        )
-    free = shutil.disk_usage(job.directory).free
-    raise KvdockError(
-        f"only {stored.found['pages']} of {stored.pages} pages could be stored in "
-        f"{job.directory}, which has {format_bytes(free)} free",
-        fix="Free some space there, or name another directory with --dir.",
-    )
+    what = f"only {stored.found['pages']} of {stored.pages} pages could be stored"
+    fix = f"See `kvdock doctor {job.backend}`."
+    if job.directory:
+        free = format_bytes(shutil.disk_usage(job.directory).free)
+        what += f" in {job.directory}, which has {free} free"
+        fix = "Free some space there, or name another directory with --dir."
+    raise KvdockError(what, fix=fix)
 
 
 def _process(
@@ -153,29 +139,23 @@ def _process(
         "settings": dict(job.settings),
         "prompt": PROMPT,
     }
-    with subprocess.Popen(  # noqa: S603 - this interpreter and module
+    done = subprocess.run(  # noqa: S603 - this interpreter and module
         [sys.executable, "-m", "kvdock_cli.demo.worker", json.dumps(given)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
-    ) as process:
-        try:
-            out, complaints = process.communicate(timeout=WORKER_S)
-        except BaseException:
-            process.kill()
-            raise
+        timeout=WORKER_S,
+        check=False,
+    )
     try:
-        found = json.loads(out.splitlines()[-1])
+        found = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise KvdockError(
-            f"process {process.pid} ended with status {process.returncode}: {last}"
+            f"the process to {phase} pages ended with status {done.returncode}: {last}"
         ) from None
     if "error" in found:
         raise KvdockError(found["error"], fix=found["fix"])
-    return Step(
-        phase=phase, pid=process.pid, found=found, pages=pages, pools=pools, turn=turn
-    )
+    return Step(phase=phase, found=found, pages=pages, pools=pools, turn=turn)
 
 
 def damage(oracle: Oracle, key: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._style import PLAIN, Style
+from kvdock_cli.reports._style import PLAIN, Style, Tone, tone_of
 from kvdock_cli.reports._tables import Cell, Row, columns, paragraph, plain, table
 
 
@@ -28,20 +28,28 @@ class Column:
         fold: Whether its cells may take several lines.
         drop: Where the medium is too narrow, columns are left out in this order; 0 for
             one that always stays.
+        tone: Of its cells, where they have none of their own and are not the word of a
+            state.
     """
 
     heading: str
-    show: str | Callable[[Any], str | Cell] = ""
+    show: str | Callable[[Any], object] = ""
     fold: bool = False
     drop: int = 0
+    tone: Tone | None = None
 
-    def cell(self, record: Any) -> str | Cell:  # noqa: ANN401 - of any report
+    def cell(self, record: Any) -> Cell:  # noqa: ANN401 - of any report
         """Return what it shows of a record."""
         if not isinstance(self.show, str):
-            return self.show(record)
-        is_mapping = isinstance(record, Mapping)
-        value = record[self.show] if is_mapping else getattr(record, self.show)
-        return spelt(self.show, value)
+            value = self.show(record)
+        elif isinstance(record, Mapping):
+            value = record[self.show]
+        else:
+            value = getattr(record, self.show)
+        if isinstance(value, Cell):
+            return value
+        text = spelt(self.show if isinstance(self.show, str) else "", value)
+        return Cell(text, tone_of(text) or self.tone)
 
 
 def spelt(name: str, value: object) -> str:
@@ -49,8 +57,15 @@ def spelt(name: str, value: object) -> str:
     if name.endswith("bytes") and isinstance(value, int | float):
         return format_bytes(int(value))
     if isinstance(value, float):
-        return f"{value:.0f}"
-    return "-" if value in (None, "") else str(plain(value))
+        return f"{value:.12g}"
+    data = plain(value)
+    text = " ".join(map(str, data)) if isinstance(data, list) else str(data)
+    return "-" if value is None or not text else text
+
+
+def flagged(text: str, flag: object, tone: Tone = Tone.WARNING) -> Cell:
+    """Return a cell that has a tone if it deserves attention."""
+    return Cell(text, tone if flag else None)
 
 
 @attrs.frozen

@@ -46,6 +46,8 @@ PLAIN = Style()
 
 _STATES = {
     "native": Tone.GOOD,
+    "yes": Tone.GOOD,
+    "closed": Tone.GOOD,
     "emulated": Tone.WARNING,
     "no": Tone.BAD,
     "?": Tone.FAINT,
@@ -53,6 +55,7 @@ _STATES = {
     "ok": Tone.GOOD,
     "warning": Tone.WARNING,
     "problem": Tone.BAD,
+    "MISSING": Tone.BAD,
     "skipped": Tone.FAINT,
 }
 

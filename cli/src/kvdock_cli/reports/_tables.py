@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
@@ -208,20 +209,14 @@ def _lines(
         _wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)
     ]
     lines = []
-    for at in range(max(map(len, cells))):
-        found, spaces = " " * indent, 0
-        for column, (cell, words, width) in enumerate(
-            zip(row, cells, widths, strict=True)
-        ):
-            text = words[at] if at < len(words) else ""
-            before, after = 0, width - len(text)
-            if right and right[column]:
-                before, after = after, 0
-            if text:
-                found += " " * (spaces + before) + style.paint(text, cell.tone)
-                spaces = before = 0
-            spaces += before + after + _GAP
-        lines.append(found.rstrip())
+    for line in itertools.zip_longest(*cells, fillvalue=""):
+        parts = []
+        for at, (text, width) in enumerate(zip(line, widths, strict=True)):
+            space = " " * (width - len(text))
+            painted = style.paint(text, row[at].tone)
+            is_right = right and right[at]
+            parts.append(space + painted if is_right else painted + space)
+        lines.append((" " * indent + (" " * _GAP).join(parts)).rstrip())
     return lines
 
 
@@ -229,24 +224,19 @@ def _blocks(
     headings: Sequence[str], rows: Sequence[Sequence[Cell]], style: Style, indent: int
 ) -> list[str]:
     """Return a block for each row: its first cell, then the others below it."""
-    lines = []
     longest = max(map(len, headings[1:]), default=0)
-    for row in rows:
-        if row[0].text:
-            title = style.paint(row[0].text, row[0].tone or Tone.STRONG)
-            lines.append(" " * indent + title)
-        for heading, cell in zip(headings[1:], row[1:], strict=True):
-            if not cell.text:
-                continue
-            first = " " * (indent + 2) + heading.lower().ljust(longest) + " " * _GAP
-            found = _wrapped(cell.text, style.width, first, " " * len(first))
-            head, *rest = found
-            value = style.paint(head[len(first) :], cell.tone)
-            lines.append(style.paint(first, Tone.FAINT) + value)
-            lines += [
-                " " * len(first) + style.paint(one[len(first) :], cell.tone)
-                for one in rest
-            ]
+    lines = []
+    for first, *others in rows:
+        if first.text:
+            lines.append(
+                " " * indent + style.paint(first.text, first.tone or Tone.STRONG)
+            )
+        pairs = [
+            (Cell(heading.lower().ljust(longest), Tone.FAINT), cell)
+            for heading, cell in zip(headings[1:], others, strict=True)
+            if cell.text
+        ]
+        lines += columns(pairs, style, indent=indent + 2)
     return lines
 
 

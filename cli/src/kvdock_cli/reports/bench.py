@@ -1,23 +1,19 @@
-"""The output of `kvdock bench`: a table, an object, and a picture."""
+"""The output of `kvdock bench`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._bars import Bar, picture
 from kvdock_cli.reports._report import Block, Column, Report, Table
-from kvdock_cli.reports._style import Style, Tone
+from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import Cell
 
 if TYPE_CHECKING:
     from kvdock_cli.bench.measure import Figure
-
-_MOVES = ("put", "get")
-_COLOURS = {"put": "#d95f02", "get": "#1b9e77", "raw": "#999999"}
 
 
 @attrs.frozen(kw_only=True)
@@ -64,19 +60,7 @@ class Run:
 
 
 def report(run: Run) -> Report:
-    """Report the figures as a table, and what they mean for an engine."""
-    columns = (
-        Column("PAGE", "page_bytes"),
-        Column("BATCH", "batch"),
-        Column("THREADS", "threads", drop=5),
-        _paced("PUT", "put_s"),
-        _paced("GET", "get_s", Tone.STRONG),
-        _paced(f"{run.raw.upper()} WRITE", "raw_write_s", Tone.FAINT, drop=1),
-        _paced(f"{run.raw.upper()} READ", "raw_read_s", Tone.FAINT, drop=3),
-        Column("PUT MS", lambda one: f"{one.put_s * 1e3:.2f}", drop=2),
-        Column("GET MS", lambda one: f"{one.get_s * 1e3:.2f}"),
-        Column("EXISTS MS", lambda one: f"{one.exists_s * 1e3:.2f}", drop=4),
-    )
+    """Report the figures as tables, and what they mean for an engine."""
     data = {
         "backend": run.backend,
         "raw": run.raw,
@@ -88,60 +72,55 @@ def report(run: Run) -> Report:
         "recompute_from": run.recompute_from,
         "break_even_tokens": run.break_even_tokens,
     }
+    raw = run.raw.upper()
+    figures = (
+        *_SHAPE,
+        _paced("PUT", lambda one: one.put_s),
+        _paced("GET", lambda one: one.get_s, Tone.STRONG),
+        _paced(f"{raw} WRITE", lambda one: one.raw_write_s, Tone.FAINT, drop=1),
+        _paced(f"{raw} READ", lambda one: one.raw_read_s, Tone.FAINT, drop=3),
+        Column("PUT MS", lambda one: f"{one.put_s * 1e3:.2f}", drop=2),
+        Column("GET MS", lambda one: f"{one.get_s * 1e3:.2f}"),
+        Column("EXISTS MS", lambda one: f"{one.exists_s * 1e3:.2f}", drop=4),
+    )
+    spread = (
+        *_SHAPE,
+        _paced("SLOWEST PUT", lambda one: one.spread_s["put"][1]),
+        _paced("FASTEST", lambda one: one.spread_s["put"][0]),
+        _paced("SLOWEST GET", lambda one: one.spread_s["get"][1]),
+        _paced("FASTEST", lambda one: one.spread_s["get"][0]),
+    )
     blocks: list[Block] = [
-        Table(columns, run.figures),
+        Table(figures, run.figures),
         "",
-        _Paces(run),
+        f"Median of {run.runs} runs, which lie between",
+        Table(spread, run.figures),
         "",
         _meaning(run),
     ]
     return Report("kvdock.bench/1", data, blocks)
 
 
-def _paced(heading: str, field: str, tone: Tone | None = None, drop: int = 0) -> Column:
+def _paced(
+    heading: str,
+    seconds_of: Callable[[Figure], float],
+    tone: Tone | None = None,
+    drop: int = 0,
+) -> Column:
+    """Return a column of bytes a second; "-" where the time is not known."""
+
     def show(figure: Figure) -> Cell:
-        return Cell(_pace(figure.pace(getattr(figure, field))), tone)
+        pace = figure.pace(seconds_of(figure))
+        return Cell(f"{format_bytes(int(pace))}/s" if pace else "-", tone)
 
     return Column(heading, show, drop=drop)
 
 
-@attrs.frozen
-class _Paces:
-    """Each pace beside the others, with what its slowest and fastest run had."""
-
-    run: Run
-
-    def lines(self, style: Style) -> list[str]:
-        """Draw them for a medium."""
-        room = max(8, min(40, style.width - 50)) if style.width else 40
-        figures = self.run.figures
-        fastest = (
-            one.pace(min(one.spread_s[move])) for one in figures for move in _MOVES
-        )
-        most = max(fastest)
-        lines = [f"Median of {self.run.runs} runs, and the slowest to the fastest:"]
-        for one in figures:
-            lines += ["", style.paint(f"{_shape(one)} threads", Tone.FAINT)]
-            for move in _MOVES:
-                pace = one.pace(getattr(one, f"{move}_s"))
-                fast, slow = (_pace(one.pace(end)) for end in one.spread_s[move])
-                bar = style.paint(_bar(pace / most * room).ljust(room), Tone.GOOD)
-                lines.append(f"  {move} {bar} {_pace(pace):>11}  {slow} to {fast}")
-        return lines
-
-
-def _shape(one: Figure) -> str:
-    return f"{format_bytes(one.page_bytes)} x {one.batch}, {one.threads}"
-
-
-def _bar(columns: float) -> str:
-    """Return a bar of so many columns, to an eighth of one."""
-    whole, part = divmod(round(columns * 8), 8)
-    return "\u2588" * whole + (chr(0x2590 - part) if part else "")
-
-
-def _pace(bytes_per_s: float) -> str:
-    return f"{format_bytes(int(bytes_per_s))}/s" if bytes_per_s else "-"
+_SHAPE = (
+    Column("PAGE", "page_bytes"),
+    Column("BATCH", "batch"),
+    Column("THREADS", "threads", drop=5),
+)
 
 
 def _meaning(run: Run) -> str:
@@ -164,26 +143,3 @@ def _meaning(run: Run) -> str:
         f"{first} Against {given} that are prefilled, restoring is faster from "
         f"{run.break_even_tokens:,} tokens on."
     )
-
-
-def drawn(run: Run) -> str:
-    """Draw bytes per second: put, get and raw reads of each figure."""
-    paces = [
-        (
-            one,
-            move,
-            one.pace(getattr(one, "raw_read_s" if move == "raw" else f"{move}_s")),
-        )
-        for one in run.figures
-        for move in _COLOURS
-    ]
-    most = max((pace for _, _, pace in paces), default=1) or 1
-    bars = [
-        Bar(f"{move}, {_shape(one)} thr.", [(_COLOURS[move], pace / most)], _pace(pace))
-        for one, move, pace in paces
-    ]
-    named = {
-        f"{run.raw} read" if move == "raw" else move: colour
-        for move, colour in _COLOURS.items()
-    }
-    return picture(f"{run.backend}: bytes per second", named, bars)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
-from kvdock_cli.reports._tables import Cell
 from kvdock_cli.reports.list import unusable
 
 if TYPE_CHECKING:
@@ -18,20 +17,15 @@ if TYPE_CHECKING:
     from kvdock_cli.settings_file import Wrong
 
 
-def _value(setting: Setting) -> Cell:
-    missing = setting.value == "MISSING"
-    return Cell(setting.value or "-", Tone.BAD if missing else None)
-
-
 _ORIGIN = Column("ORIGIN", "origin", fold=True)
 _SETTINGS = (
     Column("SETTING", "path"),
-    Column("VALUE", _value, fold=True),
+    Column("VALUE", "value", fold=True),
     _ORIGIN,
     Column("WHAT", "help", fold=True),
 )
 _WRONG = (
-    Column("SETTING", lambda wrong: Cell(wrong.key or "-", Tone.BAD)),
+    Column("SETTING", "key", tone=Tone.BAD),
     Column("PROBLEM", "what", fold=True),
     Column("WHAT TO DO", "fix", fold=True),
 )

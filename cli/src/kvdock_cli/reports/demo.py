@@ -35,7 +35,7 @@ def head(backend: str, directory: str, notice: str) -> list[Block]:
 
 
 _COLUMNS = (
-    Column("PROCESS", "pid", drop=1),
+    Column("PROCESS", lambda step: step.found["pid"], drop=1),
     Column("WHAT", lambda step: _WHAT[step.phase][step.turn], fold=True),
     Column(
         "PREFIX",
@@ -51,7 +51,7 @@ _COLUMNS = (
         fold=True,
         drop=3,
     ),
-    Column("WRONG", lambda step: str(step.found["wrong"])),
+    Column("WRONG", lambda step: step.found["wrong"]),
     Column(
         "PACE",
         lambda step: (
@@ -72,23 +72,24 @@ def report(
     """Report what each process did."""
     harm = " and ".join(f"page {page + 1} of {pool}" for pool, page in damaged)
     ok = all(step.ok for step in steps)
-    good = Cell(
-        "A damaged page is a miss: the prefix ends before it, and no wrong byte came "
-        "back.",
-        Tone.GOOD,
-    )
-    bad = Cell("FAILED: see the lines above.", Tone.BAD)
+    verdict = Cell("FAILED: see the lines above.", Tone.BAD)
+    if ok:
+        verdict = Cell(
+            "A damaged page is a miss: the prefix ends before it, and no wrong byte "
+            "came back.",
+            Tone.GOOD,
+        )
     blocks: list[Block] = [
         "",
         Table(_COLUMNS, steps),
         "",
         f"Damaged in the store between lines 2 and 3: {harm}.",
-        good if ok else bad,
+        verdict,
     ]
     moved = [
         {
             "phase": step.phase,
-            "pid": step.pid,
+            "pid": step.found["pid"],
             "ok": step.ok,
             "pages": step.found["pages"],
             "expected_pages": step.pages,

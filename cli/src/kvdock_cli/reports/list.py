@@ -31,29 +31,32 @@ class Listing:
     problems: Sequence[PluginProblem] = ()
     hidden: Sequence[str] = ()
 
+    def require(self, names: Sequence[str]) -> dict[str, LoadedPlugin]:
+        """Return all plugins by name; raise PluginError if one is not there."""
+        from kvdock.plugin import require  # noqa: PLC0415 - it imports the loader
 
-def _declared(heading: str, field: str) -> Column:
-    def show(plugin: LoadedPlugin) -> Cell:
-        word = plain(getattr(plugin.manifest, field))
-        return Cell(word, tone_of(word))
-
-    return Column(heading, show)
-
-
-def _what(plugin: LoadedPlugin) -> str:
-    of = f"{plugin.instance_of} under another name: " if plugin.instance_of else ""
-    return of + plugin.manifest.summary
+        plugins = {plugin.manifest.name: plugin for plugin in self.plugins}
+        require(names, plugins, self.problems)
+        return plugins
 
 
 _BACKENDS = (
-    Column("BACKEND", lambda plugin: Cell(plugin.manifest.name, Tone.STRONG)),
+    Column("BACKEND", lambda plugin: plugin.manifest.name, tone=Tone.STRONG),
     Column("VERSION", lambda plugin: plugin.candidate.version, drop=2),
     Column("DISTRIBUTION", lambda plugin: plugin.candidate.distribution, drop=1),
-    _declared("ZERO COPY", "zero_copy"),
-    _declared("DURABLE", "durability"),
-    _declared("SHARED", "sharing"),
-    _declared("PEERS", "peers"),
-    Column("WHAT", _what, fold=True),
+    Column("ZERO COPY", lambda plugin: plugin.manifest.zero_copy),
+    Column("DURABLE", lambda plugin: plugin.manifest.durability),
+    Column("SHARED", lambda plugin: plugin.manifest.sharing),
+    Column("PEERS", lambda plugin: plugin.manifest.peers),
+    Column(
+        "WHAT",
+        lambda plugin: (
+            plugin.manifest.summary
+            if not plugin.instance_of
+            else f"{plugin.instance_of} under another name: {plugin.manifest.summary}"
+        ),
+        fold=True,
+    ),
 )
 _OBSERVERS = (
     Column("OBSERVER", "name"),
@@ -66,7 +69,7 @@ _KINDS = (
     Column("KINDS", fold=True),
 )
 _PROBLEMS = (
-    Column("BROKEN", lambda problem: Cell(problem.name, Tone.BAD)),
+    Column("BROKEN", "name", tone=Tone.BAD),
     Column("DISTRIBUTION", lambda problem: f"{problem.distribution} {problem.version}"),
     Column("STAGE", "stage"),
     Column("CAUSE", "cause", fold=True),

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kvdock import PoolKind
-from kvdock.units import format_bytes
-from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table, Text
+from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table, Text, spelt
 from kvdock_cli.reports._style import Tone, tone_of
 from kvdock_cli.reports._tables import Cell, plain, words
 from kvdock_cli.reports.list import by_kind, plugin_data
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvdock.plugin import LoadedPlugin
 
 _APART = ("name", "api", "summary", "kinds", "settings")
@@ -24,7 +21,8 @@ _APART = ("name", "api", "summary", "kinds", "settings")
 def report(plugin: LoadedPlugin) -> Report:
     """Report everything that a backend declares."""
     manifest, candidate = plugin.manifest, plugin.candidate
-    settings = settings_data(manifest.settings)
+    declared = attrs.fields(manifest.settings) if manifest.settings else ()
+    settings = [_setting(field) for field in declared]
     about = [
         ("distribution", f"{candidate.distribution} {candidate.version}"),
         ("entry point", candidate.value),
@@ -75,17 +73,7 @@ def _kinds(plugin: LoadedPlugin) -> list[Block]:
 def _spelt(name: str, value: object) -> str:
     if name.startswith("max_") and value == 0:
         return "no limit of its own"
-    if name.endswith("_bytes") and isinstance(value, int):
-        return format_bytes(value)
-    if isinstance(value, float):
-        return f"{value:g} s"
-    data = plain(value)
-    return (" ".join(map(str, data)) or "none") if isinstance(data, list) else str(data)
-
-
-def settings_data(cls: type | None) -> list[dict[str, object]]:
-    """Describe the settings of a class, in its order."""
-    return [] if cls is None else [_setting(field) for field in attrs.fields(cls)]
+    return spelt(name, value) + (" s" if isinstance(value, float) else "")
 
 
 def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of any type
@@ -96,7 +84,10 @@ def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of
     required = default is attrs.NOTHING
     return {
         "name": field.name,
-        "type": field.type if isinstance(field.type, str) else _name(field.type),
+        # Of a class the name alone, without its module.
+        "type": field.type.__name__
+        if isinstance(field.type, type)
+        else str(field.type),
         "required": required,
         "default": None if required else plain(default),
         "unit": field.metadata.get("unit", ""),
@@ -104,27 +95,20 @@ def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of
     }
 
 
-def _name(of: object) -> str:
-    return of.__name__ if isinstance(of, type) else str(of)
-
-
-def _default(setting: Mapping[str, object]) -> str:
-    default = setting["default"]
-    if setting["required"]:
-        return "required"
-    if setting["unit"] == "bytes" and isinstance(default, int):
-        return format_bytes(default)
-    if isinstance(default, list):
-        return " ".join(map(str, default)) or "-"
-    return "-" if default in (None, "") else str(default)
-
-
 _SETTINGS = (
-    Column("NAME", lambda setting: setting["name"]),
+    Column("NAME", "name"),
     Column(
         "TYPE",
         lambda setting: "size" if setting["unit"] == "bytes" else setting["type"],
     ),
-    Column("DEFAULT", _default, fold=True),
-    Column("WHAT", lambda setting: setting["help"], fold=True),
+    Column(
+        "DEFAULT",
+        lambda setting: (
+            "required"
+            if setting["required"]
+            else spelt(setting["unit"], setting["default"])
+        ),
+        fold=True,
+    ),
+    Column("WHAT", "help", fold=True),
 )

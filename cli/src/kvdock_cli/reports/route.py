@@ -72,7 +72,7 @@ def _row(route: Route, shard: Shard) -> Row:
     return (
         Cell(pool.name, Tone.STRONG),
         f"{pool.kind}{' draft' if pool.draft else ''}",
-        _need(route),
+        "anchor" if pool.anchor else "required" if pool.required else "optional",
         format_bytes(pool.page_bytes(shard)),
         chosen if route.backend else Cell("-", bad),
         route.reason if route.backend else Cell(not_stored, bad),
@@ -89,12 +89,6 @@ def _others(route: Route) -> list[Row]:
         (*[""] * 4, Cell(", ".join(names), Tone.FAINT), Cell(reason, Tone.FAINT))
         for reason, names in reasons.items()
     ]
-
-
-def _need(route: Route) -> str:
-    if route.pool.anchor:
-        return "anchor"
-    return "required" if route.pool.required else "optional"
 
 
 def _route(route: Route, shard: Shard) -> dict[str, object]:

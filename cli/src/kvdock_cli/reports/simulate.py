@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import attrs
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._bars import Bar, picture
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
-from kvdock_cli.reports._tables import Cell, plain
 
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
 """Parts of the blocks that are not worth larger tiers: loaded at all, and loaded from a
 host's own tiers instead of the last one."""
-_COLOURS = ("#1b6ca8", "#3fa7a0", "#a8c256", "#d9a441", "#8a6fb0")
-_COMPUTED = "#d0d0d0"
 
 
 @attrs.frozen(kw_only=True)
@@ -52,87 +50,66 @@ class Row:
         return f"{self.hosts} host{'s' * (self.hosts > 1)}, {self.sizes}"
 
 
-@attrs.frozen(kw_only=True)
-class Simulation:
-    """What was simulated, and what came of it; rates are over `seconds`."""
+def report(trace: Mapping[str, Any], rows: Sequence[Row]) -> Report:
+    """Report a row for each size, and which size pays.
 
-    trace: str
-    requests: int
-    blocks: int
-    unique_bytes: int
-    seconds: float
-    spread: str
-    rows: tuple[Row, ...]
-
-    def paying(self) -> list[Row]:
-        """Return for each number of hosts the first row after which little is gained.
-
-        Rows are in the order in which the user named sizes, small ones first.
-        """
-        found = {}
-        for one in reversed(self.rows):
-            same = [other for other in self.rows if other.hosts == one.hosts]
-            hits = max(row.hits for row in same)
-            nearer = max(row.nearer for row in same)
-            pays = one.hits >= hits - _LITTLE and one.nearer >= nearer - _LITTLE_NEARER
-            if pays or one.hosts not in found:
-                found[one.hosts] = one
-        return list(found.values())[::-1]
-
-
-def report(found: Simulation) -> Report:
-    """Report a row for each size, and which size pays; a rate is None without times."""
-    tiers = [name.upper() for name in found.rows[0].tiers]
+    Args:
+        trace: What was served: `trace`, `requests`, `blocks`, `unique_bytes`,
+            `seconds` and `spread`. Rates of rows are None where the seconds are 0.
+        rows: In the order in which the user named sizes.
+    """
+    tiers = [*rows[0].tiers]
+    far = tiers[-1].upper()
     columns = (
         Column("HOSTS", "hosts"),
-        Column("SIZES", lambda row: Cell(row.sizes, Tone.STRONG)),
+        Column("SIZES", "sizes", tone=Tone.STRONG),
         Column("HITS", lambda row: f"{row.hits:.1%}"),
-        *(_share(place, name) for place, name in enumerate(tiers)),
-        Column(f"{tiers[-1]} READ", lambda row: _carried(row)[0]),
-        Column(f"{tiers[-1]} WRITTEN", lambda row: _carried(row)[1]),
+        *(
+            Column(tier.upper(), partial(_share, tier), drop=place)
+            for place, tier in enumerate(tiers, 1)
+        ),
+        Column(f"{far} READ", lambda row: _carried(row, "read")),
+        Column(f"{far} WRITTEN", lambda row: _carried(row, "written")),
         Column("SAVED", lambda row: f"{row.saved_s / 3600:.1f} h"),
     )
-    paying = found.paying()
+    pays = paying(rows)
     about = (
-        f"{found.trace}: {found.requests} requests of {found.blocks} blocks, "
-        f"{format_bytes(found.unique_bytes)} different ones."
+        f"{trace['trace']}: {trace['requests']} requests of {trace['blocks']} blocks, "
+        f"{format_bytes(trace['unique_bytes'])} different ones."
     )
     meaning = [
         f"{row.where}: beyond it, which loads {row.hits:.1%} of the blocks and "
         f"{row.nearer:.1%} from a host's own tiers, no size gains much."
-        for row in paying
+        for row in pays
     ]
-    pays = [{"hosts": row.hosts, "sizes": row.sizes} for row in paying]
-    blocks: list[Block] = [about, "", Table(columns, found.rows), "", *meaning]
-    return Report("kvdock.simulate/1", {**plain(found), "pays": pays}, blocks)
+    named = [{"hosts": row.hosts, "sizes": row.sizes} for row in pays]
+    blocks: list[Block] = [about, "", Table(columns, rows), "", *meaning]
+    return Report("kvdock.simulate/1", {**trace, "rows": rows, "pays": named}, blocks)
 
 
-def _share(place: int, tier: str) -> Column:
-    def show(row: Row) -> str:
-        return f"{list(row.tiers.values())[place].share:.1%}"
+def paying(rows: Sequence[Row]) -> list[Row]:
+    """Return for each number of hosts the first row after which little is gained.
 
-    return Column(tier, show, drop=place + 1)
+    Rows are in the order in which the user named sizes, small ones first.
+    """
+    first = {}
+    for one in reversed(rows):
+        same = [other for other in rows if other.hosts == one.hosts]
+        hits = max(row.hits for row in same)
+        nearer = max(row.nearer for row in same)
+        pays = one.hits >= hits - _LITTLE and one.nearer >= nearer - _LITTLE_NEARER
+        if pays or one.hosts not in first:
+            first[one.hosts] = one
+    return list(first.values())[::-1]
 
 
-def _carried(one: Row) -> tuple[str, str]:
-    """Spell what the last tier reads and writes, in a second where that is known."""
-    far = list(one.tiers.values())[-1]
-    if far.read_bytes_per_s is None or far.written_bytes_per_s is None:
-        return format_bytes(far.read_bytes), format_bytes(far.written_bytes)
-    rates = far.read_bytes_per_s, far.written_bytes_per_s
-    return f"{format_bytes(rates[0])}/s", f"{format_bytes(rates[1])}/s"
+def _share(tier: str, row: Row) -> str:
+    return f"{row.tiers[tier].share:.1%}"
 
 
-def drawn(found: Simulation) -> str:
-    """Draw a bar for each row: what each tier loads, and what is computed."""
-    names = [*found.rows[0].tiers]
-    colours = [_COLOURS[place % len(_COLOURS)] for place in range(len(names))]
-    legend = {**dict(zip(names, colours, strict=True)), "computed": _COMPUTED}
-    bars = []
-    for row in found.rows:
-        read, written = _carried(row)
-        shares = [*(tier.share for tier in row.tiers.values()), 1 - row.hits]
-        parts = list(zip(legend.values(), shares, strict=True))
-        note = f"{names[-1]} read {read}, written {written}"
-        bars.append(Bar(row.where, parts, note))
-    return picture(f"{found.trace}: blocks by where they come from", legend, bars)
+def _carried(row: Row, what: str) -> str:
+    """Spell what the last tier reads or writes, in a second where that is known."""
+    far = list(row.tiers.values())[-1]
+    rate = getattr(far, f"{what}_bytes_per_s")
+    nbytes = getattr(far, f"{what}_bytes") if rate is None else rate
+    return format_bytes(nbytes) + ("" if rate is None else "/s")

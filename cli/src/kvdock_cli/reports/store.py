@@ -10,14 +10,14 @@ import attrs
 
 from kvdock.namespace import flatten_record, namespace_digest
 from kvdock.units import format_age, format_bytes
-from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table
+from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table, flagged
 from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import Cell
 
 if TYPE_CHECKING:
     from kvdock.capacity import TenantUse
     from kvdock.namespace import Difference
-    from kvdock.stores import NamespaceSurvey, PoolSurvey, Verified
+    from kvdock.stores import NamespaceSurvey, Verified
 
 SHORT = 12
 """Digits that distinguish namespaces for people."""
@@ -99,17 +99,6 @@ def _model(row: NamespaceSurvey | Removal) -> str:
     return survey.model or ("-" if survey.recorded else "?")
 
 
-def _wrong(pool: PoolSurvey) -> Cell:
-    count = pool.corrupt_records
-    return Cell(str(count), Tone.BAD if count else None)
-
-
-def _takes(row: tuple[str, TenantUse]) -> Cell:
-    use = row[1]
-    above = 0 < use.quota_bytes < use.used_bytes
-    return Cell(format_bytes(use.used_bytes), Tone.WARNING if above else None)
-
-
 _NAMESPACE = Column("NAMESPACE", lambda row: row.namespace[:SHORT])
 _SURVEYS = (
     Column("NAMESPACE", lambda row: _survey(row).namespace[:SHORT]),
@@ -127,7 +116,10 @@ _POOLS = (
     Column("STORED", "stored_bytes"),
     Column("ON DISK", "file_bytes"),
     Column("SEGMENTS", "segments", drop=1),
-    Column("WRONG", _wrong),
+    Column(
+        "WRONG",
+        lambda pool: flagged(str(pool.corrupt_records), pool.corrupt_records, Tone.BAD),
+    ),
 )
 _TENANTS = (
     Column("TENANT"),
@@ -140,12 +132,6 @@ _DIFFERENCES = (
     Column("A", "left", fold=True),
     Column("B", "right", fold=True),
 )
-
-
-def _report(
-    what: str, data: Mapping[str, object], blocks: Sequence[Block], *, ok: bool = True
-) -> Report:
-    return Report(f"kvdock.store-{what}/1", data, blocks, ok)
 
 
 def listing(
@@ -167,8 +153,13 @@ def listing(
     if unused:
         by_use = sorted(unused, key=lambda survey: survey.used_ns)
         lines = [
-            f"{survey.namespace[:SHORT]}: {_unused_for(now_ns, survey.used_ns)}, "
-            f"{format_bytes(survey.file_bytes)}"
+            f"{survey.namespace[:SHORT]}: "
+            + (
+                f"not used for {format_age((now_ns - survey.used_ns) / 1e9)}, "
+                if survey.used_ns
+                else "never used, "
+            )
+            + format_bytes(survey.file_bytes)
             for survey in by_use
         ]
         blocks += [
@@ -177,13 +168,7 @@ def listing(
         ]
         blocks += _few(lines)
     data = {"namespaces": surveys, "unused": [survey.namespace for survey in unused]}
-    return _report("ls", data, blocks)
-
-
-def _unused_for(now_ns: int, used_ns: int) -> str:
-    if not used_ns:
-        return "never used"
-    return f"not used for {format_age((now_ns - used_ns) / 1e9)}"
+    return Report("kvdock.store-ls/1", data, blocks)
 
 
 def survey(found: NamespaceSurvey) -> Report:
@@ -195,7 +180,7 @@ def survey(found: NamespaceSurvey) -> Report:
         ("last used", _day(found.used_ns)),
     ]
     pools = Table(_POOLS, found.pools) if found.pools else "no pages"
-    return _report("stat", {"namespace": found}, [Pairs(head), "", pools])
+    return Report("kvdock.store-stat/1", {"namespace": found}, [Pairs(head), "", pools])
 
 
 def tenants(found: Mapping[str, TenantUse]) -> Report:
@@ -203,13 +188,13 @@ def tenants(found: Mapping[str, TenantUse]) -> Report:
     rows = [
         (
             Cell(name, Tone.STRONG),
-            _takes((name, use)),
+            flagged(format_bytes(use.used_bytes), 0 < use.quota_bytes < use.used_bytes),
             format_bytes(use.quota_bytes) if use.quota_bytes else "-",
             format_bytes(use.promised_bytes),
         )
         for name, use in found.items()
     ]
-    return _report("tenants", {"tenants": found}, [Table(_TENANTS, rows)])
+    return Report("kvdock.store-tenants/1", {"tenants": found}, [Table(_TENANTS, rows)])
 
 
 def record(found: Mapping[str, object]) -> Report:
@@ -246,7 +231,9 @@ def checked(found: Sequence[Verified]) -> Report:
         blocks += _few(one.damaged_files)
     ok = all(one.ok for one in found)
     blocks += _ways_out(found)
-    return _report("verify", {"namespaces": found}, blocks or [_EMPTY], ok=ok)
+    return Report(
+        "kvdock.store-verify/1", {"namespaces": found}, blocks or [_EMPTY], ok
+    )
 
 
 def _few(lines: Sequence[object]) -> list[Block]:
@@ -278,7 +265,7 @@ def freed(found: Mapping[str, int]) -> Report:
         f"{namespace[:SHORT]}  {format_bytes(nbytes)} freed"
         for namespace, nbytes in found.items()
     ]
-    return _report("gc", {"freed_bytes": found}, lines or [_EMPTY])
+    return Report("kvdock.store-gc/1", {"freed_bytes": found}, lines or [_EMPTY])
 
 
 def total(rows: Sequence[Removal]) -> str:
@@ -305,7 +292,7 @@ def removed(rows: Sequence[Removal], *, dry_run: bool, destroyed: int = 0) -> Re
         blocks = ["no namespace matches"]
     ok = dry_run or all(row.ok for row in rows)
     data = {"dry_run": dry_run, "keys_destroyed": destroyed, "removals": rows}
-    return _report("rm", data, blocks, ok=ok)
+    return Report("kvdock.store-rm/1", data, blocks, ok)
 
 
 def _outcome(done: str, several: bool, row: Removal) -> str | Cell:  # noqa: FBT001 - as `partial` passes it
@@ -330,7 +317,7 @@ def copied(found: Sequence[Copied], *, dry_run: bool) -> Report:
     table = Table(columns, found) if found else "no namespace matches"
     ok = not any(one.damaged or one.failed for one in found)
     data = {"dry_run": dry_run, "namespaces": found}
-    return _report("copy", data, [table], ok=ok)
+    return Report("kvdock.store-copy/1", data, [table], ok)
 
 
 def retained(rows: Sequence[Retained], *, dry_run: bool) -> Report:
@@ -340,7 +327,13 @@ def retained(rows: Sequence[Retained], *, dry_run: bool) -> Report:
         _NAMESPACE,
         Column("PAGES", "pages"),
         Column("BYTES", "nbytes"),
-        Column("ANSWERS", lambda row: _answers(row) or nothing),
+        Column(
+            "ANSWERS",
+            lambda row: (
+                ", ".join(f"{n} {word}" for word, n in sorted(row.answers.items()))
+                or nothing
+            ),
+        ),
     )
     blocks: list[Block] = [Table(columns, rows)]
     if any("clipped" in row.answers for row in rows) and not dry_run:
@@ -352,11 +345,7 @@ def retained(rows: Sequence[Retained], *, dry_run: bool) -> Report:
         blocks = ["no page matches"]
     ok = not any(set(row.answers) - {"accepted"} for row in rows)
     data = {"dry_run": dry_run, "namespaces": rows}
-    return _report("retain", data, blocks, ok=ok)
-
-
-def _answers(row: Retained) -> str:
-    return ", ".join(f"{count} {word}" for word, count in sorted(row.answers.items()))
+    return Report("kvdock.store-retain/1", data, blocks, ok)
 
 
 def _day(stamp_ns: int) -> str:

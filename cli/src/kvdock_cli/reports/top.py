@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvdock.units import format_bytes
-from kvdock_cli.reports._report import Block, Column, Report, Table
+from kvdock_cli.reports._report import Block, Column, Report, Table, flagged, spelt
 from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import Cell
 
@@ -56,15 +56,17 @@ def view_of(
         }
 
     def backend_of(backend: str) -> View:
-        worst: dict[str, int] = {}
-        for labels, value in now.of("kvdock_breaker_state", backend=backend):
-            operation = labels.get("operation", "?")
-            worst[operation] = max(worst.get(operation, 0), min(2, int(value)))
+        states = now.of("kvdock_breaker_state", backend=backend)
+        # Of several ranks the last one, which is the worst, stays.
+        states.sort(key=lambda sample: sample[1])
         put = {"backend": backend, "operation": "put"}
         get = {"backend": backend, "operation": "get"}
         return {
             "backend": backend,
-            "breakers": {name: _BREAKERS[state] for name, state in worst.items()},
+            "breakers": {
+                labels.get("operation", "?"): _BREAKERS[min(2, int(state))]
+                for labels, state in states
+            },
             "written_bytes": now.total(_BYTES, **put),
             "read_bytes": now.total(_BYTES, **get),
             "written_per_s": rate(_BYTES, **put),
@@ -94,18 +96,19 @@ def view_of(
     def load_of(backend: str, pool: str) -> View:
         where = {"backend": backend, "pool": pool}
         pace = min(now.numbers(_LOAD_RATE, **where))
-        latency_s = now.most(_LOAD_S, **where)
-        # No pace where the size makes no difference.
-        pace_or_none = None if math.isinf(pace) else pace
-        return {**where, "latency_s": latency_s, "bytes_per_s": pace_or_none}
+        return {
+            **where,
+            "latency_s": now.most(_LOAD_S, **where),
+            # No pace where the size makes no difference.
+            "bytes_per_s": None if math.isinf(pace) else pace,
+        }
 
     def tenant_of(backend: str, tenant: str) -> View:
         where = {"backend": backend, "tenant": tenant}
-        sizes = {
+        return where | {
             f"{state}_bytes": now.most(_TENANTS, **where, state=state)
             for state in ("used", "quota", "promised")
         }
-        return {**where, **sizes}
 
     sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
     return {
@@ -130,81 +133,54 @@ def view_of(
     }
 
 
-def _bad(text: str, bad: object, tone: Tone = Tone.WARNING) -> Cell:
-    return Cell(text, tone if bad else None)
-
-
-def _named(heading: str, field: str) -> Column:
-    return Column(heading, lambda row: Cell(row[field], Tone.STRONG))
-
-
-def _size(heading: str, field: str, per_s: str = "") -> Column:
-    """Return a column of bytes; of bytes a second, where there is such a rate."""
+def _paced(heading: str, field: str, per_s: str) -> Column:
+    """Return a column of a count or of bytes; in a second, where a rate is known."""
 
     def show(row: View) -> str:
-        rate = row[per_s] if per_s else None
-        size = format_bytes(int(row[field] if rate is None else rate))
-        return size if rate is None else f"{size}/s"
+        if row[per_s] is None:
+            return spelt(field, row[field])
+        is_size = field.endswith("bytes")
+        rate = spelt(field, row[per_s]) if is_size else f"{row[per_s]:.1f}"
+        return f"{rate}/s"
 
     return Column(heading, show)
 
 
-def _count(heading: str, field: str, per_s: str) -> Column:
-    def show(row: View) -> str:
-        rate = row[per_s]
-        return f"{row[field]:.0f}" if rate is None else f"{rate:.1f}/s"
-
-    return Column(heading, show)
+def _or_none(nbytes: float) -> str:
+    return format_bytes(int(nbytes)) if nbytes else "-"
 
 
-def _breakers(row: View) -> Cell:
-    moved = {
-        name: state for name, state in row["breakers"].items() if state != "closed"
-    }
-    words = ", ".join(f"{name} {state}" for name, state in moved.items())
-    return Cell(words, Tone.BAD) if moved else Cell("closed", Tone.GOOD)
+def _breakers(row: View) -> str | Cell:
+    states = row["breakers"].items()
+    moved = [f"{name} {state}" for name, state in states if state != "closed"]
+    return Cell(", ".join(moved), Tone.BAD) if moved else "closed"
 
 
-def _store(row: View) -> Cell:
+def _store(row: View) -> str | Cell:
     used, limit = row["used_bytes"], row["limit_bytes"]
     if not limit:
-        return Cell(format_bytes(int(used)) if used else "-")
-    share = used / limit
-    return _bad(f"{share:.0%} of {format_bytes(int(limit))}", share > _FULL)
+        return _or_none(used)
+    return flagged(f"{used / limit:.0%} of {_or_none(limit)}", used / limit > _FULL)
 
 
 def _promised(row: View) -> str:
     """Say what is promised, and how much more may be."""
     promised, limit = row["promised_bytes"], row["promise_limit_bytes"]
-    free = max(0, int(limit - promised))
-    text = f"{format_bytes(int(promised))}, {format_bytes(free)} free"
-    return text if limit else "-"
-
-
-def _lost(row: View) -> Cell:
-    lost = ", ".join(f"{pages:.0f} {why}" for why, pages in row["lost"].items())
-    return _bad(lost or "-", lost)
-
-
-def _taken(row: View) -> Cell:
-    above = 0 < row["quota_bytes"] < row["used_bytes"]
-    return _bad(format_bytes(int(row["used_bytes"])), above)
+    free = format_bytes(max(0, int(limit - promised)))
+    return f"{format_bytes(int(promised))}, {free} free" if limit else "-"
 
 
 _POOLS = (
-    _named("POOL", "pool"),
-    Column(
-        "STORED",
-        lambda row: Cell("yes", Tone.GOOD) if row["stored"] else Cell("no", Tone.BAD),
-    ),
+    Column("POOL", "pool", tone=Tone.STRONG),
+    Column("STORED", lambda row: "yes" if row["stored"] else "no"),
     Column(
         "HITS",
         lambda row: (
             f"{row['found'] / row['looked_up']:.0%}" if row["looked_up"] else "-"
         ),
     ),
-    _count("RESTORED", "restored_pages", "restored_per_s"),
-    Column("WRONG", lambda row: _bad(f"{row['wrong']:.0f}", row["wrong"], Tone.BAD)),
+    _paced("RESTORED", "restored_pages", "restored_per_s"),
+    Column("WRONG", lambda row: flagged(f"{row['wrong']:.0f}", row["wrong"], Tone.BAD)),
     Column(
         "LEASED",
         lambda row: f"{row['leased']:.0f}/{row['pages']:.0f}" if row["pages"] else "-",
@@ -212,40 +188,45 @@ _POOLS = (
     ),
 )
 _BACKENDS = (
-    _named("BACKEND", "backend"),
+    Column("BACKEND", "backend", tone=Tone.STRONG),
     Column("BREAKERS", _breakers, fold=True),
-    _size("WRITTEN", "written_bytes", "written_per_s"),
-    _size("READ", "read_bytes", "read_per_s"),
+    _paced("WRITTEN", "written_bytes", "written_per_s"),
+    _paced("READ", "read_bytes", "read_per_s"),
     Column("STORE", _store),
     Column("PROMISED", _promised, drop=3),
     Column(
         "ABANDONED",
-        lambda row: _bad(f"{row['abandoned_calls']:.0f}", row["abandoned_calls"]),
+        lambda row: flagged(f"{row['abandoned_calls']:.0f}", row["abandoned_calls"]),
         drop=2,
     ),
     Column("HELD", "held_batches", drop=1),
 )
 _TIERS = (
-    _named("TIER", "tier"),
+    Column("TIER", "tier", tone=Tone.STRONG),
     Column("LOADED", "loaded"),
-    _count("COPIED TO IT", "copied", "copied_per_s"),
-    Column("NOT COPIED", _lost),
-    _size("QUEUE", "queued_bytes"),
+    _paced("COPIED TO IT", "copied", "copied_per_s"),
+    Column(
+        "NOT COPIED",
+        lambda row: ", ".join(f"{n:.0f} {why}" for why, n in row["lost"].items()),
+        tone=Tone.WARNING,
+    ),
+    Column("QUEUE", "queued_bytes"),
 )
 _ROOMS = (
-    _named("TENANT", "tenant"),
+    Column("TENANT", "tenant", tone=Tone.STRONG),
     Column("STORE", "backend"),
-    Column("TAKES", _taken),
     Column(
-        "QUOTA",
-        lambda row: (
-            format_bytes(int(row["quota_bytes"])) if row["quota_bytes"] else "-"
+        "TAKES",
+        lambda row: flagged(
+            format_bytes(int(row["used_bytes"])),
+            0 < row["quota_bytes"] < row["used_bytes"],
         ),
     ),
-    _size("PROMISED", "promised_bytes"),
+    Column("QUOTA", lambda row: _or_none(row["quota_bytes"])),
+    Column("PROMISED", "promised_bytes"),
 )
 _LOADS = (
-    _named("LOADS FROM", "backend"),
+    Column("LOADS FROM", "backend", tone=Tone.STRONG),
     Column("POOL", "pool"),
     Column("A CALL TAKES", lambda row: f"{row['latency_s'] * 1e3:.1f} ms"),
     Column(
