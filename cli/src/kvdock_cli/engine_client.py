@@ -21,6 +21,10 @@ from kvdock_cli.http_request import request
 Prompt = str | Sequence[int]
 
 
+class RejectedError(KvdockError):
+    """An engine answered, and not with what was asked for."""
+
+
 @attrs.frozen
 class Completion:
     """What an engine answered.
@@ -171,7 +175,7 @@ class EngineClient:
         except (ValueError, RecursionError):
             found = None
         if status != HTTPStatus.OK or not isinstance(found, dict):
-            raise KvdockError(
+            raise RejectedError(
                 f"{path} of {self.url} answers {status}: {text[:200]}",
                 fix="See the engine's log.",
             )

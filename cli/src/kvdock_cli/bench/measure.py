@@ -13,20 +13,17 @@ import attrs
 import numpy as np
 
 from kvdock import (
-    Attachment,
-    Dock,
     Namespace,
     Outcome,
     PoolKind,
     PoolSpec,
-    Region,
-    Shard,
 )
 from kvdock.errors import KvdockError
 from kvdock.pools import Part, Per
+from kvdock_cli.rig import attached
 
 if TYPE_CHECKING:
-    from kvdock import Backend, TransferResult
+    from kvdock import Attachment, Backend, TransferResult
 
 RUNS = 5
 """Batches that are timed for each figure where no option says another number."""
@@ -87,17 +84,12 @@ def measure(
         page_tokens=1,
         anchor=True,
     )
-    shard = Shard()
-    dock = Dock({backend.name: backend})
-    given = {backend.name: settings} if backend.manifest.settings else None
-    plan = dock.plan([pool], shard, [backend.name], settings=given)
     pages = batch * threads
-    memory = np.random.default_rng(0).integers(0, 256, (pages, page_bytes), np.uint8)
-    region = Region.of(plan.anchor.pool, shard, [memory], pages=pages)
-    namespace = Namespace(model="kvdock bench")
-    with Attachment.open(
-        dock, plan, namespace, {"bench": region}, given, trial=True
-    ) as cache:
+    with attached(
+        backend, settings, Namespace(model="kvdock bench"), [pool], pages, trial=True
+    ) as (cache, memory):
+        shape = memory["bench"].shape
+        memory["bench"][:] = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         times: dict[str, list[float]] = {"put": [], "get": [], "exists": []}
         for turn in range(runs + 1):
             names = [

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from kvdock.errors import KvdockError
-from kvdock_cli.engine_client import EngineClient
+from kvdock_cli.engine_client import EngineClient, RejectedError
 
 LONGEST_TOKENS = 4096
 """Tokens of the long prompt; the short one has a quarter of them."""
@@ -56,7 +56,7 @@ def prefill_pace(url: str, done: Callable[[], None] = lambda: None) -> float:
         try:
             seconds(longest)
             break
-        except KvdockError:
+        except RejectedError:
             # Most likely its context is shorter.
             longest //= 2
             if longest < SHORTEST_TOKENS:

@@ -107,7 +107,8 @@ def stat(
     """
     store = open_store(target, set_)
     if not tenants:
-        found = store.survey(chosen(store, namespace))
+        with progress.shown("reading"):
+            found = store.survey(chosen(store, namespace))
         return emit(report.survey(found), as_json=json)
     if not isinstance(store, TenantStore):
         raise UsageProblem("this store does not know tenants")
@@ -166,7 +167,8 @@ def diff(
 
 
 def _record(store: Store, prefix: str) -> Mapping[str, object]:
-    if found := store.record(namespace := chosen(store, prefix)):
+    namespace = chosen(store, prefix)
+    if found := store.record(namespace):
         return found
     raise NamespaceError(
         f"the record of namespace {namespace[:SHORT]} is missing, or was altered or "

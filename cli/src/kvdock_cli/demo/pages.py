@@ -41,12 +41,10 @@ def pools() -> tuple[PoolSpec, ...]:
 
 
 def hashes(prompt: str, pages: int = PAGES) -> list[str]:
-    """Return the hashes of a prompt's pages: each covers all before it."""
-    found, last = [], prompt
-    for page in range(pages):
-        last = hashlib.sha256(f"{last}/{page}".encode()).hexdigest()
-        found.append(last)
-    return found
+    """Return the hashes of a prompt's pages."""
+    return [
+        hashlib.sha256(f"{prompt}/{page}".encode()).hexdigest() for page in range(pages)
+    ]
 
 
 def positions(pool: PoolSpec, pages: int) -> Int64Array:

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from kvdock import NO_PAGE, Attachment, Dock, KvdockError, Outcome, Region, Shard
+from kvdock import NO_PAGE, Attachment, Dock, KvdockError, Outcome
 from kvdock.config import CoreSettings, Deadlines
 from kvdock_cli.demo import pages
+from kvdock_cli.rig import attached
 
 PATIENT = CoreSettings(
     deadlines=Deadlines(exists=20.0, get=60.0, put=60.0, delete=20.0, clear=20.0)
@@ -27,23 +28,15 @@ PATIENT = CoreSettings(
 
 def run(job: Mapping[str, Any]) -> dict[str, object]:
     """Store or restore the pages of a prompt; return what became of them."""
-    shard, backend = Shard(), job["backend"]
-    dock = Dock.load(require=[backend])
-    settings = {backend: job["settings"]}
-    plan = dock.plan(pages.pools(), shard, [backend], settings=settings)
-    memory = {
-        route.pool.name: np.zeros((pages.PAGES, route.pool.page_bytes(shard)), np.uint8)
-        for route in plan.accepted
-    }
-    regions = {
-        route.pool.name: Region.of(
-            route.pool, shard, [memory[route.pool.name]], pages=pages.PAGES
-        )
-        for route in plan.accepted
-    }
-    with Attachment.open(
-        dock, plan, pages.NAMESPACE, regions, settings, core=PATIENT
-    ) as cache:
+    backend = Dock.load(require=[job["backend"]]).backends[job["backend"]]
+    with attached(
+        backend,
+        job["settings"],
+        pages.NAMESPACE,
+        pages.pools(),
+        pages.PAGES,
+        core=PATIENT,
+    ) as (cache, memory):
         if job["phase"] == "store":
             return _store(cache, memory, job["prompt"])
         if job["phase"] == "clear":

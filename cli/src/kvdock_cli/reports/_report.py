@@ -49,7 +49,7 @@ class Column:
         if isinstance(value, Cell):
             return value
         text = spelt(self.show if isinstance(self.show, str) else "", value)
-        return Cell(text, self.tone or tone_of(text))
+        return Cell(text, tone_of(text) or self.tone)
 
 
 def spelt(name: str, value: object) -> str:

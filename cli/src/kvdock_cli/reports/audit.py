@@ -64,13 +64,13 @@ def report(
     """
     differing = [one for one in compared if one.differs]
     good = bool(compared) and not differing
-    counts = (
-        f"{len(differing)} of {len(compared):,} restored prompts differed "
-        f"by more than {tolerance:g} in a log-probability."
-    )
-    none = "None of the prompts was restored, so nothing was compared."
-    tone = Tone.GOOD if good else Tone.BAD
-    blocks: list[Block] = [Cell(counts if compared else none, tone)]
+    verdict = "None of the prompts was restored, so nothing was compared."
+    if compared:
+        verdict = (
+            f"{len(differing)} of {len(compared):,} restored prompts differed "
+            f"by more than {tolerance:g} in a log-probability."
+        )
+    blocks: list[Block] = [Cell(verdict, Tone.GOOD if good else Tone.BAD)]
     if computed:
         blocks.append(
             f"Of {computed} prompts nothing was cached: send them once, and ask "

@@ -72,18 +72,19 @@ def report(
     """Report what each process did."""
     harm = " and ".join(f"page {page + 1} of {pool}" for pool, page in damaged)
     ok = all(step.ok for step in steps)
-    good = Cell(
-        "A damaged page is a miss: the prefix ends before it, and no wrong byte came "
-        "back.",
-        Tone.GOOD,
-    )
-    bad = Cell("FAILED: see the lines above.", Tone.BAD)
+    verdict = Cell("FAILED: see the lines above.", Tone.BAD)
+    if ok:
+        verdict = Cell(
+            "A damaged page is a miss: the prefix ends before it, and no wrong byte "
+            "came back.",
+            Tone.GOOD,
+        )
     blocks: list[Block] = [
         "",
         Table(_COLUMNS, steps),
         "",
         f"Damaged in the store between lines 2 and 3: {harm}.",
-        good if ok else bad,
+        verdict,
     ]
     moved = [
         {

@@ -85,7 +85,9 @@ def _setting(field: Any) -> dict[str, object]:  # noqa: ANN401 - an attribute of
     return {
         "name": field.name,
         # Of a class the name alone, without its module.
-        "type": getattr(field.type, "__name__", None) or str(field.type),
+        "type": field.type.__name__
+        if isinstance(field.type, type)
+        else str(field.type),
         "required": required,
         "default": None if required else plain(default),
         "unit": field.metadata.get("unit", ""),
