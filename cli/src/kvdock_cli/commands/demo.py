@@ -124,7 +124,8 @@ def demo(
     with prepared(dock.backends[chosen], path, set_, dir) as ready:
         if not json:
             where = str(dir or "a temporary directory") if path else ""
-            say(rendered(report.head(chosen, where, ready.notice), style_of()))
+            with ready.bar.hidden():
+                say(rendered(report.head(chosen, where, ready.notice), style_of()))
         job = trial.Job(
             backend=chosen,
             settings=ready.settings,
