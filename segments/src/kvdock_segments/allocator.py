@@ -34,7 +34,13 @@ from kvdock_segments.eviction import (
     cold_slots,
     plan_eviction,
 )
-from kvdock_segments.format import header_of, index_bytes, promised, with_checksums
+from kvdock_segments.format import (
+    MOST_SLOTS,
+    header_of,
+    index_bytes,
+    promised,
+    with_checksums,
+)
 from kvdock_segments.index_file import (
     erase_records,
     make_index,
@@ -44,29 +50,30 @@ from kvdock_segments.index_file import (
     write_records,
 )
 from kvdock_segments.io import fits, slot_bytes_of
-from kvdock_segments.limits import (
-    LEAST_SEGMENTS,
-    MOST_SLOTS,
-    least_bytes,
-)
+from kvdock_segments.limits import LEAST_SEGMENTS, least_bytes
 from kvdock_segments.ownership import release
-from kvdock_segments.paths import NO_FILE, OUT_OF_FILES, IndexName, open_file
-from kvdock_segments.usage import describe_full
+from kvdock_segments.paths import (
+    NO_FILE,
+    OUT_OF_FILES,
+    IndexName,
+    closing_fd,
+    open_file,
+)
+from kvdock_segments.usage import cleanup_hint
 
 if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
+    from kvdock.arrays import BoolArray, Int64Array
     from kvdock.throttled_log import ThrottledLog
     from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.elsewhere import Elsewhere
     from kvdock_segments.format import Records
     from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
     from kvdock_segments.ledger import Ledger
-    from kvdock_segments.ledger import Shares as PromiseShares
     from kvdock_segments.limits import StoreLocation
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
     from kvdock_segments.settings import SegmentSettings
-    from kvdock_segments.unused import OtherNamespaces
     from kvdock_segments.usage import NamespaceUsage
 
 log = logging.getLogger("kvdock_segments")
@@ -124,7 +131,7 @@ class SegmentAllocator:
     counts: Counter[str]
     failures: ThrottledLog
     ledger: Ledger
-    elsewhere: OtherNamespaces
+    elsewhere: Elsewhere
     room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
@@ -232,37 +239,43 @@ class SegmentAllocator:
         return self._evict(folder, plan, before_ns, set())
 
     def _describe_full(self, folder: SegmentDirectory) -> str:
-        place = self.place
-        return describe_full(place.root, place.namespace, self._bound(folder))
-
-    def _bound(self, folder: SegmentDirectory) -> str:
         """Name the limit that leaves no room for a segment of this folder."""
-        floor, quota = self.settings.free_space, self.settings.quota
+        place, settings = self.place, self.settings
         free, room = self.free_bytes(), self._room(folder)
-        if quota and room == self._quota_left(folder) < free - floor:
-            return f"its quota is {format_bytes(quota)}, all pools together"
-        if self.settings.root_quota and room < free - floor:
-            quota = self.settings.root_quota
-            return f"all namespaces together have {format_bytes(quota)} (root_quota)"
-        return (
-            f"its file system has {format_bytes(free)} left, of which "
-            f"{format_bytes(floor)} stay free (free_space)"
+        left = free - settings.free_space
+        said = (
+            f"store {str(place.root)!r} has no room for pages of namespace "
+            f"{place.namespace[:12]}, which takes {format_bytes(self.usage_bytes())}"
         )
+        if settings.quota and room == self._quota_left(folder) < left:
+            quota = format_bytes(settings.quota)
+            return f"{said}: its quota is {quota}, all pools together"
+        if settings.root_quota and room < left:
+            quota = format_bytes(settings.root_quota)
+            said += f": all namespaces together have {quota} (root_quota)"
+        else:
+            said += (
+                f": its file system has {format_bytes(free)} left, of which "
+                f"{format_bytes(settings.free_space)} stay free (free_space)"
+            )
+        more = cleanup_hint(place.root, self.elsewhere.look().nbytes)
+        return f"{said}. Besides it, {more}" if more else said
 
     def usage_bytes(self) -> int:
         """Return the bytes that all pools of the namespace take."""
         return self.neighbours.usage_bytes()
+
+    def promise(self, each_bytes: int, before: Records, until: Int64Array) -> BoolArray:
+        """Count promises within all budgets; see `Ledger.promise`."""
+        most, room = self.promise_bytes(), self.room
+        shares = None if room is None else room.promisable
+        return self.ledger.promise(each_bytes, before, until, most, shares)
 
     def promise_bytes(self) -> int:
         """Return how many bytes of the namespace may be promised."""
         settings = self.settings
         whole = settings.quota or self.usage_bytes() + self.growth_bytes()
         return int(whole * settings.retained_share)
-
-    @property
-    def shares(self) -> PromiseShares | None:
-        """What says which promises tenants have room for; None if none has a quota."""
-        return None if self.room is None else self.room.promisable
 
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with free slots that has no writer."""
@@ -358,7 +371,7 @@ class SegmentAllocator:
             return False
         wanted = segment.rows.slots * segment.slot_bytes
         if size < wanted:
-            self._restore_size(folder, segment, wanted)
+            self._preallocate(folder, segment.name, wanted)
         elif read_commits(segment.index_fd) == segment.commits:
             # No commit since it was read; its pages may have been used.
             self.learn_uses(segment)
@@ -379,12 +392,18 @@ class SegmentAllocator:
             known[live] = np.maximum(known, uses)[live]
             self.index.clock.keep_up(known)
 
-    def _restore_size(
-        self, folder: SegmentDirectory, segment: Segment, wanted: int
+    def _preallocate(
+        self,
+        folder: SegmentDirectory,
+        name: IndexName,
+        nbytes: int,
+        *,
+        create: bool = False,
     ) -> None:
-        token = self.engine.open_file(segment.name.data, folder.fd, create=False)
+        """Give a segment's file of pages its size."""
+        token = self.engine.open_file(name.data, folder.fd, create=create)
         try:
-            self.engine.preallocate(token, wanted)
+            self.engine.preallocate(token, nbytes)
         finally:
             self.engine.close_file(token)
 
@@ -451,7 +470,7 @@ class SegmentAllocator:
         room = self.free_bytes() - self.settings.free_space
         if not self.settings.root_quota:
             return room
-        taken = self.usage_bytes() + self.elsewhere.nbytes()
+        taken = self.usage_bytes() + self.elsewhere.look().nbytes.total()
         return min(room, self.settings.root_quota - taken)
 
     def growth_bytes(self) -> int:
@@ -459,25 +478,25 @@ class SegmentAllocator:
 
         Namespaces that no process has open would make way for that.
         """
-        return max(0, self._shared_room() + self.elsewhere.unused_bytes())
+        return max(0, self._shared_room() + self.elsewhere.look().unused_bytes())
 
     def _make_way(self, folder: SegmentDirectory) -> Segment | None:
         """Make a segment in the place of those of namespaces that are not open."""
         slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
         least = index_bytes(0) + self._slots(folder, slot_bytes) * slot_bytes
-        made = None
+        may_go, made = self.room.may_lose() if self.room else None, None
         while not made and self._shared_room() < least:
             # Within its own quota a namespace gains nothing by what others lose.
             if self.settings.quota and self._quota_left(folder) < least:
                 return None
-            if not self.elsewhere.evict_segment():
+            if not self.elsewhere.evict_segment(may_go):
                 return None
             made = self.create(folder)
         return made
 
     def _taken_bytes(self, folder: SegmentDirectory) -> int:
         """Return the bytes of the namespace, without a listing of this folder."""
-        return self.neighbours.usage_bytes(but_fd=folder.fd) + folder.nbytes
+        return self.neighbours.usage_bytes(but=folder.name) + folder.nbytes
 
     def check_quota(self, folder: SegmentDirectory) -> bool:
         """Return whether the namespace takes more than its quota; then stop puts."""
@@ -515,11 +534,7 @@ class SegmentAllocator:
         index_fd = make_index(folder.fd, name, header, slots, folder.liveness)
         fresh = attrs.evolve(name, state="open")
         try:
-            token = self.engine.open_file(name.data, folder.fd, create=True)
-            try:
-                self.engine.preallocate(token, slots * slot_bytes)
-            finally:
-                self.engine.close_file(token)
+            self._preallocate(folder, name, slots * slot_bytes, create=True)
             contents = read_contents(index_fd, name, slots * slot_bytes)
             if contents is None:
                 raise OSError(errno.EIO, "a new index file does not read back")  # noqa: TRY301 - as if reading had failed
@@ -564,7 +579,7 @@ class SegmentAllocator:
             if plan is None:
                 return None
             while not plan.spares and self.others.evict_segment(
-                folder.fd, colder_than_ns=min(plan.coldest_ns, before_ns)
+                folder.name, colder_than_ns=min(plan.coldest_ns, before_ns)
             ):
                 made = self.create(folder)
                 if made:
@@ -657,7 +672,6 @@ class SegmentAllocator:
             bound_by_disk = self._room(folder) >= left
             if not self.room.evict_segment(everywhere=bound_by_disk):
                 return None
-            self.counts["segments_deleted"] += 1
             made = self.create(folder)
             if made:
                 return made
@@ -704,13 +718,10 @@ class SegmentAllocator:
             over = records[timed].copy()
             over["expire_at"], over["keep_until"] = 1, 0
             write_records(segment.index_fd, slots[timed], with_checksums(over))
-            fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
-            try:
-                size = segment.slot_bytes
+            size, data = segment.slot_bytes, segment.name.data
+            with closing_fd(open_file(segment.folder, data, os.O_WRONLY)) as fd:
                 for slot in slots[timed].tolist():
                     wipe(fd, slot * size, size, punch=True)
-            finally:
-                os.close(fd)
 
     def release_full(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Stop being a segment's writer: it stays as it is until it is recycled."""
@@ -730,13 +741,13 @@ class SegmentAllocator:
             if made or not self._could_recycle(folder):
                 return made
             slots = sum(one.rows.slots for one in list(folder.segments.values()))
-            if not self.others.evict_segment(folder.fd, least_slots=slots):
+            if not self.others.evict_segment(folder.name, least_slots=slots):
                 return None
 
     def _could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
         least = least_bytes(slot_bytes_of(self.engine, folder.object_bytes))
-        others = self.neighbours.usage_bytes(but_fd=folder.fd)
+        others = self.neighbours.usage_bytes(but=folder.name)
         return self._room(folder) + others >= least
 
     def delete(self, folder: SegmentDirectory, segment: Segment) -> None:

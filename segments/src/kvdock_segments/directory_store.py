@@ -39,7 +39,7 @@ from kvdock_segments.room import tenants_in
 from kvdock_segments.upkeep import shrink
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.verify import verify_namespace
-from kvdock_segments.walk import namespace_of, pools, segments
+from kvdock_segments.walk import list_segments, namespace_of, pools, segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,7 +198,10 @@ class DirectoryStore:
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
         with namespace_of(self.root, namespace) as fd:
-            listed = NamespaceUsage(fd).bytes_of()
+            listed = {
+                pool: sum(one.nbytes for one in list_segments(folder))
+                for pool, folder in pools(fd)
+            }
             about = _about(fd, namespace)
         counts = {folder: Counter[str]() for folder in listed}
         used_ns = 0

@@ -8,7 +8,6 @@ a store from being opened.
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from kvdock_segments.paths import (
     listing,
     read_aside,
     remove,
+    status_of,
     write_aside,
 )
 
@@ -73,7 +73,7 @@ def _keep_record(namespace_fd: int, namespace: str, record: bytes) -> None:
             problem,
             "it is written again" if record else "it is not used",
         )
-    elif exists(namespace_fd, RECORD_NAME):
+    elif status_of(namespace_fd, RECORD_NAME):
         return
     if not record:
         return
@@ -120,28 +120,19 @@ def _record_problem(namespace_fd: int, namespace: str) -> str:
         if error.errno in OUT_OF_FILES:
             raise
         return f"cannot be read ({error.strerror})"
-    if fits(stored, namespace) or not exists(namespace_fd, RECORD_NAME):
+    if fits(stored, namespace) or not status_of(namespace_fd, RECORD_NAME):
         return ""
     return "does not fit the namespace's digest"
 
 
 def _tenure_is_damaged(namespace_fd: int) -> bool:
-    there = exists(namespace_fd, ownership.FILE_NAME)
+    there = status_of(namespace_fd, ownership.FILE_NAME) is not None
     return there and ownership.read_liveness(namespace_fd) is None
 
 
 def _in_writing(folder: int, name: str) -> bool:
-    with suppress(FileNotFoundError):
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        age_ns = earlier_now_ns(folder) - status.st_mtime_ns
-        return name.startswith(".") and age_ns < _IN_WRITING_S * 1e9
-    return True  # it is gone
-
-
-def exists(folder: int, name: str) -> bool:
-    """Return whether a folder has an entry of a name, of any kind."""
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    status = status_of(folder, name)
+    if status is None:
+        return True  # it is gone
+    age_ns = earlier_now_ns(folder) - status.st_mtime_ns
+    return name.startswith(".") and age_ns < _IN_WRITING_S * 1e9

@@ -94,7 +94,7 @@ class SegmentOracle:
         while hasattr(handle, "inner"):  # a store around a store
             handle = handle.inner
         store = cast("SegmentStore", handle)
-        engine, files = store._engine, store._catalog._files  # noqa: SLF001 - not public
+        engine, files = store._engine, store._catalog.files  # noqa: SLF001 - not public
         move = engine.move
 
         def moved(request: IORequest) -> IOResult:

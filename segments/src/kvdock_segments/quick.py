@@ -68,8 +68,6 @@ class QuickWay:
                     if segment is None or index.object_bytes_in[number] != size:
                         return None
                     token = catalog.open_one(segment)
-                    if token is None:
-                        return None
                     held.append(segment)
                     tokens.append(token)
                     call.slot_bytes[place] = segment.slot_bytes
@@ -103,6 +101,8 @@ class QuickWay:
             ):
                 return None
             nbytes = result.nbytes.copy()  # the next call writes over it
+        except OSError:  # a file cannot be opened
+            return None
         finally:
             catalog.release_all(held)
         with catalog.lock:
