@@ -15,7 +15,6 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -64,12 +63,11 @@ from kvdock_segments.usage import cleanup_hint
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
     from kvdock.throttled_log import ThrottledLog
+    from kvdock_segments.catalog import Catalog
     from kvdock_segments.directory import SegmentDirectory
     from kvdock_segments.elsewhere import Elsewhere
     from kvdock_segments.format import Records
-    from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
-    from kvdock_segments.ledger import Ledger
     from kvdock_segments.limits import StoreLocation
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
@@ -102,15 +100,11 @@ class SegmentAllocator:
         place: Location of the store.
         namespace_fd: Descriptor of the namespace's folder.
         settings: Of the space that it takes.
+        catalog: Of the pool that writes.
         neighbours: The namespace's folders, this one among them.
         others: The segments of the other folders.
         engine: Creates the files of pages.
-        index: Of the pool that writes.
-        segments: Its segments, by their number in the index.
-        lock: Held around every use of the index.
-        counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
-        ledger: Counts promised bytes.
         elsewhere: The other namespaces of the root.
         room: The room of tenants; None where none has a quota.
         plans: What is evicted next in each folder.
@@ -122,15 +116,11 @@ class SegmentAllocator:
     place: StoreLocation
     namespace_fd: int
     settings: SegmentSettings
+    catalog: Catalog
     neighbours: NamespaceUsage
     others: OtherPools
     engine: IOEngine
-    index: Index
-    segments: dict[int, Segment]
-    lock: threading.RLock
-    counts: Counter[str]
     failures: ThrottledLog
-    ledger: Ledger
     elsewhere: Elsewhere
     room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
@@ -141,7 +131,7 @@ class SegmentAllocator:
     def note_fault(self, segment: Segment, slots: int) -> None:
         """Note that slots of a segment could not be written."""
         self.faulty.add(segment)
-        self.counts["slots_failed"] += slots
+        self.catalog.counts["slots_failed"] += slots
         self.failures.warning(
             "failed slots",
             f"{slots} pages could not be written to segment {segment.name.data} of "
@@ -153,7 +143,7 @@ class SegmentAllocator:
         """Note that a page was stored: if the disk failed, it works again."""
         if len(self.faulty) >= _FAULTY:
             # What failed with the disk says nothing about its places.
-            with self.lock:
+            with self.catalog.lock:
                 for segment in self.faulty:
                     segment.try_again()
         self.faulty.clear()
@@ -182,7 +172,7 @@ class SegmentAllocator:
         Returns:
             None if there is no space at all.
         """
-        failed = self.counts["segments_failed"]
+        failed = self.catalog.counts["segments_failed"]
         found = None
         if not self.above_quota.is_set():
             found = self._find(folder, before_ns)
@@ -192,8 +182,8 @@ class SegmentAllocator:
                 found = self._find(folder, before_ns)
             if found is None and not self.disk_fails(folder):
                 found = self._displace(folder)
-        if found is None and self.counts["segments_failed"] == failed:
-            self.counts["segments_refused"] += 1
+        if found is None and self.catalog.counts["segments_failed"] == failed:
+            self.catalog.counts["segments_refused"] += 1
             self.failures.warning("no room", partial(self._describe_full, folder))
         return found
 
@@ -201,7 +191,7 @@ class SegmentAllocator:
         """Return a segment that this process may write, or None."""
         plan = self._plan_of(folder)
         if folder.failing:
-            with self.lock:
+            with self.catalog.lock:
                 for segment in list(folder.failing):  # some may be due by now
                     folder.count_failed(segment)
         if self.disk_fails(folder):
@@ -211,7 +201,7 @@ class SegmentAllocator:
             # Looking for room takes as long as the rest: once for each plan.
             or (self._evict(folder, plan, before_ns, set()) if plan else None)
             or self.create(folder)
-            or self._sweep(folder)
+            or (self.create(folder) if self._sweep_leftovers(folder) else None)
             or self._make_way(folder)
             or self._recycle(folder, before_ns)
             or self._probe(folder, before_ns)
@@ -223,7 +213,7 @@ class SegmentAllocator:
         if not folder.failing or now_s < self._probed_s.get(folder, 0.0) + _PROBE_S:
             return None
         self._probed_s[folder] = now_s
-        with self.lock:
+        with self.catalog.lock:
             segment = min(folder.failing, key=lambda one: one.probed_s)
             segment.probed_s = now_s
             segment.try_again()
@@ -269,7 +259,7 @@ class SegmentAllocator:
         """Count promises within all budgets; see `Ledger.promise`."""
         most, room = self.promise_bytes(), self.room
         shares = None if room is None else room.promisable
-        return self.ledger.promise(each_bytes, before, until, most, shares)
+        return self.catalog.ledger.promise(each_bytes, before, until, most, shares)
 
     def promise_bytes(self) -> int:
         """Return how many bytes of the namespace may be promised."""
@@ -279,10 +269,10 @@ class SegmentAllocator:
 
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with free slots that has no writer."""
-        with self.lock:
-            free = self.index.slots_in - self.index.live_in
-            roomy = (4 * free >= self.index.slots_in) & (free > 0)
-            choice = [self.segments[n] for n in np.flatnonzero(roomy).tolist()]
+        with self.catalog.lock:
+            free = self.catalog.index.slots_in - self.catalog.index.live_in
+            roomy = (4 * free >= self.catalog.index.slots_in) & (free > 0)
+            choice = [self.catalog.segments[n] for n in np.flatnonzero(roomy).tolist()]
             choice += [
                 one
                 for one in (*folder.filling, *folder.failing)
@@ -292,7 +282,7 @@ class SegmentAllocator:
         for segment in sorted(usable, key=lambda one: -free[one.rows.number]):
             if self.claim(folder, segment):
                 if self._is_roomy(segment):
-                    self.counts["segments_adopted"] += 1
+                    self.catalog.counts["segments_adopted"] += 1
                     return segment
                 self.release_full(folder, segment)
         return None
@@ -309,7 +299,9 @@ class SegmentAllocator:
     def _is_roomy(self, segment: Segment) -> bool:
         """Return whether a segment has a free slot that may be written."""
         number = segment.rows.number
-        return bool(self.index.live_in[number] < self.index.slots_in[number])
+        return bool(
+            self.catalog.index.live_in[number] < self.catalog.index.slots_in[number]
+        )
 
     def claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Become a segment's writer and read what it holds.
@@ -320,9 +312,9 @@ class SegmentAllocator:
             its pages are lost.
         """
         with self.releasing(folder, segment):
-            with self.lock, folder.own_change():
+            with self.catalog.lock, folder.own_change():
                 # A scan may have dropped it meanwhile, and its rows are another's then.
-                known = self.segments.get(segment.rows.number) is segment
+                known = self.catalog.segments.get(segment.rows.number) is segment
                 if not known or not segment.acquire():
                     return False
             try:
@@ -336,7 +328,7 @@ class SegmentAllocator:
                 self.delete(folder, segment)
                 return False
             if segment.retry_s:
-                with self.lock:
+                with self.catalog.lock:
                     segment.retry_s = 0.0
                     folder.count_failed(segment)
         return True
@@ -345,8 +337,8 @@ class SegmentAllocator:
         self, folder: SegmentDirectory, segment: Segment, error: OSError
     ) -> None:
         """Release a claimed segment whose files could not be read or written."""
-        self.counts["claims_failed"] += 1
-        with self.lock:
+        self.catalog.counts["claims_failed"] += 1
+        with self.catalog.lock:
             if error.errno not in OUT_OF_FILES:
                 segment.rest()
                 folder.count_failed(segment)
@@ -365,8 +357,8 @@ class SegmentAllocator:
         """
         linked, size = folder.look_at(segment)
         if linked:
-            self.counts["segments_linked"] += 1
-            if promised(self.index.words[segment.rows.span]).any():
+            self.catalog.counts["segments_linked"] += 1
+            if promised(self.catalog.index.words[segment.rows.span]).any():
                 raise OSError(errno.EMLINK, "it has other names, and promised pages")
             return False
         wanted = segment.rows.slots * segment.slot_bytes
@@ -385,12 +377,12 @@ class SegmentAllocator:
     def learn_uses(self, segment: Segment) -> None:
         """Read when other processes used the pages of a claimed segment."""
         uses = read_uses(segment.index_fd, segment.rows.slots)
-        with self.lock:
+        with self.catalog.lock:
             span = segment.rows.span
-            live = self.index.live(segment.rows)
-            known = self.index.used_ns[span]
+            live = self.catalog.index.live(segment.rows)
+            known = self.catalog.index.used_ns[span]
             known[live] = np.maximum(known, uses)[live]
-            self.index.clock.keep_up(known)
+            self.catalog.index.clock.keep_up(known)
 
     def _preallocate(
         self,
@@ -425,7 +417,7 @@ class SegmentAllocator:
                 if error.errno in OUT_OF_FILES:
                     raise  # there may be files to close
                 if error.errno not in _SMALLER:
-                    self.counts["segments_failed"] += 1
+                    self.catalog.counts["segments_failed"] += 1
                     root = self.place.root
                     self.failures.warning(
                         "no segment", f"no new segment in store {root}: {error}"
@@ -484,11 +476,12 @@ class SegmentAllocator:
         """Make a segment in the place of those of namespaces that are not open."""
         slot_bytes = slot_bytes_of(self.engine, folder.object_bytes)
         least = index_bytes(0) + self._slots(folder, slot_bytes) * slot_bytes
-        may_go, made = self.room.may_lose() if self.room else None, None
+        made = None
         while not made and self._shared_room() < least:
             # Within its own quota a namespace gains nothing by what others lose.
             if self.settings.quota and self._quota_left(folder) < least:
                 return None
+            may_go = self.room.may_lose() if self.room else None
             if not self.elsewhere.evict_segment(may_go):
                 return None
             made = self.create(folder)
@@ -547,12 +540,8 @@ class SegmentAllocator:
                     os.unlink(leftover, dir_fd=folder.fd)
             raise
         segment = folder.add(fresh, contents, index_fd)
-        self.counts["segments_created"] += 1
+        self.catalog.counts["segments_created"] += 1
         return segment
-
-    def _sweep(self, folder: SegmentDirectory) -> Segment | None:
-        """Delete unreadable files, and make a segment in their place."""
-        return self.create(folder) if self._sweep_leftovers(folder) else None
 
     def _sweep_leftovers(self, folder: SegmentDirectory) -> bool:
         """Delete unreadable files; return whether there were any."""
@@ -560,7 +549,7 @@ class SegmentAllocator:
             return False
         if not collect_garbage(folder.fd, folder.liveness, lost=True):
             return False
-        self.counts["leftovers_swept"] += 1
+        self.catalog.counts["leftovers_swept"] += 1
         folder.scan()
         return True
 
@@ -605,11 +594,11 @@ class SegmentAllocator:
             passed: Learns the segments that came to nothing.
         """
         while plan.numbers:
-            segment = self.segments.get(plan.numbers.pop())
+            segment = self.catalog.segments.get(plan.numbers.pop())
             if segment is None:
                 continue
             if self._evict_from(folder, segment, plan, before_ns):
-                self.counts["segments_recycled"] += 1
+                self.catalog.counts["segments_recycled"] += 1
                 return segment
             if segment.name.segment not in folder.segments:
                 # It had to be deleted, and leaves room for another one.
@@ -626,11 +615,11 @@ class SegmentAllocator:
         every = set(folder.segments.values()) - passed
         claimable = [segment for segment in every if self.may_claim(folder, segment)]
         most = max((segment.rows.slots for segment in claimable), default=0)
-        writable = np.zeros(len(self.index.slots_in), np.bool_)
+        writable = np.zeros(len(self.catalog.index.slots_in), np.bool_)
         writable[[segment.rows.number for segment in claimable]] = True
         # Not under the lock: with ten million pages it takes a quarter of a second.
         shares = self._shares(folder)
-        plan = plan_eviction(self.index, writable, most, before_ns, shares)
+        plan = plan_eviction(self.catalog.index, writable, most, before_ns, shares)
         if plan:
             self.plans[folder] = plan
         else:
@@ -688,11 +677,11 @@ class SegmentAllocator:
             return False
         with self.releasing(folder, segment):
             shares = self._shares(folder)
-            with self.lock:
+            with self.catalog.lock:
                 rows = segment.rows
-                gone = cold_slots(self.index, rows, plan, before_ns, shares)
+                gone = cold_slots(self.catalog.index, rows, plan, before_ns, shares)
                 # Under the lock: where it was deleted, its descriptor is closed.
-                records = self.index.records[gone + rows.first].copy()
+                records = self.catalog.index.records[gone + rows.first].copy()
                 try:
                     self._wipe(segment, gone, records)
                     erase_records(segment.index_fd, gone)
@@ -700,18 +689,18 @@ class SegmentAllocator:
                     self.faulty.add(segment)
                     self.release_unread(folder, segment, error)
                     return False
-                self.index.evict_from(rows, gone)
+                self.catalog.index.evict_from(rows, gone)
                 roomy = self._is_roomy(segment)
             if not roomy:
                 self.release_full(folder, segment)
-        self.ledger.give_back(segment.slot_bytes, records)
-        self.counts["pages_evicted"] += len(gone)
+        self.catalog.ledger.give_back(segment.slot_bytes, records)
+        self.catalog.counts["pages_evicted"] += len(gone)
         return roomy
 
     def _wipe(self, segment: Segment, slots: Int64Array, records: Records) -> None:
         """Make the bytes unreadable of evicted pages that were to be erased."""
         timed = records["expire_at"] > 0
-        if self.index.max_age_s:
+        if self.catalog.index.max_age_s:
             timed[:] = True
         if timed.any():
             # A process that is killed now leaves records that are erased as expired.
@@ -725,7 +714,7 @@ class SegmentAllocator:
 
     def release_full(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Stop being a segment's writer: it stays as it is until it is recycled."""
-        with self.lock:
+        with self.catalog.lock:
             with suppress(OSError), folder.own_change():
                 segment.release(full=True)
             segment.release(full=True)  # if the folder cannot be read
@@ -755,7 +744,7 @@ class SegmentAllocator:
         for name in (str(segment.name), segment.name.data):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
-        with self.lock:
-            records = self.index.records[segment.rows.span].copy()
+        with self.catalog.lock:
+            records = self.catalog.index.records[segment.rows.span].copy()
             folder.drop(segment)
-        self.ledger.give_back(segment.slot_bytes, records)
+        self.catalog.ledger.give_back(segment.slot_bytes, records)

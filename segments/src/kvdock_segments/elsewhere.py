@@ -13,7 +13,6 @@ host, it is open for a day after its last use.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import threading
 import time
@@ -34,7 +33,7 @@ from kvdock_segments import ownership, walk
 from kvdock_segments.cleanup import collect_garbage, delete_if_unowned, remove_empty
 from kvdock_segments.index_file import open_index, read_contents
 from kvdock_segments.ledger import Ledger
-from kvdock_segments.namespace_files import read_record
+from kvdock_segments.namespace_files import parse_record
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import SETTLED_NS, closing_fd, earlier_now_ns, open_root
 from kvdock_segments.tenant_count import TenantCount, sums
@@ -139,7 +138,7 @@ class Elsewhere:
         self._namespace = namespace
         self._counts = counts
         self._tenants = tenants
-        self._own = own or {}
+        self._own = {} if own is None else own  # it grows
         self._lock = threading.Lock()
         self._next_look_s = -math.inf
         self._salted: dict[str, int] = {}
@@ -233,7 +232,8 @@ class Elsewhere:
     ) -> Counter[int]:
         """Add up bytes by whose room they take."""
         if namespace not in self._salted:
-            self._salted[namespace] = _salted(fd)
+            salt = parse_record(fd, namespace).get("salt_sha256")
+            self._salted[namespace] = tenant_number(str(salt)) if salt else NO_TENANT
         count = TenantCount(self._tenants, self._salted[namespace])
         return Counter(dict(sums(count.owners(numbers), nbytes)))
 
@@ -276,8 +276,8 @@ class Elsewhere:
                     collect_garbage(folder, kept_by, lost=True)
             if last:
                 del seen.since_ns[namespace]
-                with closing_fd(open_root(self._root, shared=True)) as root_fd:
-                    remove_empty(root_fd, namespace)
+                with closing_fd(open_root(self._root, shared=True, create=False)) as fd:
+                    remove_empty(fd, namespace)
             if namespace != self._namespace:
                 seen.nbytes[namespace] -= one.listed.nbytes
             self._counts["segments_deleted"] += 1
@@ -300,12 +300,3 @@ def is_unused(namespace_fd: int, used_ns: int) -> bool:
     if locked and ownership.read_liveness(namespace_fd) is WriterLiveness.LOCKS:
         return True
     return used_ns < earlier_now_ns(namespace_fd) - UNUSED_S * 1e9
-
-
-def _salted(namespace_fd: int) -> int:
-    """Return the number of the tenant that a namespace's salt would belong to."""
-    with suppress(OSError, ValueError, RecursionError, AttributeError):
-        salt = json.loads(read_record(namespace_fd)).get("salt_sha256")
-        if salt:
-            return tenant_number(str(salt))
-    return NO_TENANT

@@ -7,7 +7,9 @@ a store from being opened.
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,16 @@ _IN_WRITING_S = 60.0
 def read_record(namespace_fd: int) -> bytes:
     """Return the record of a namespace, or b"" if it is not stored."""
     return read_aside(namespace_fd, RECORD_NAME)
+
+
+def parse_record(namespace_fd: int, namespace: str) -> Mapping[str, object]:
+    """Return the record of a namespace, one of a later version too; {} for none."""
+    with suppress(OSError, ValueError, RecursionError):
+        record = read_record(namespace_fd)
+        found = json.loads(record) if fits(record, namespace) else None
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def keep_files(

@@ -74,9 +74,7 @@ class SegmentOracle:
 
     def remove(self, key: str) -> None:
         """Blank a slot; its record stays."""
-        place = self._place(key)
-        with place.path.open("r+b") as file:
-            os.pwrite(file.fileno(), bytes(place.nbytes), place.offset)
+        self.poke(key, 0, bytes(self._place(key).nbytes))
 
     @contextmanager
     def failing(

@@ -73,7 +73,7 @@ class QuickWay:
                     call.slot_bytes[place] = segment.slot_bytes
                     if type(token) is int:
                         call.tokens[place] = token
-                first_ns = index.clock.begin_read(count, batch.deadline_s)
+                first_ns = index.clock.read(count, batch.deadline_s)
                 compiled.plan(where, call.address, count, first_ns)
                 # Copies: they are counted later, and the next call writes over these.
                 stored_ns, used_ns = call.stored_ns[:count], call.used_ns[:count]

@@ -7,6 +7,7 @@ so it finds what a new process would find.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -95,7 +96,7 @@ class StoredSegment:
         )
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define
 class ListedSegment:
     """The files of a segment, as its folder lists them.
 
@@ -153,21 +154,19 @@ def pools(
 
 def list_segments(folder: int) -> Iterable[ListedSegment]:
     """List the segments of a folder with the sizes of their files; opens none."""
-    listed: dict[int | None, ListedSegment] = {}
+    listed: dict[int | None, ListedSegment] = defaultdict(ListedSegment)
     with paths.listing(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
-                name, data = IndexName.parse(entry.name), data_segment(entry.name)
-                number = name.segment if name else data
-                known = listed.get(number, ListedSegment())
-                listed[number] = ListedSegment(
-                    name=name or known.name,
-                    changed_ns=status.st_mtime_ns if name else known.changed_ns,
-                    slots=slots_of(status.st_size) if name else known.slots,
-                    data_bytes=known.data_bytes if name else status.st_size,
-                    nbytes=known.nbytes + status.st_size,
-                )
+                size, name = status.st_size, IndexName.parse(entry.name)
+                one = listed[name.segment if name else data_segment(entry.name)]
+                one.nbytes += size
+                if name:
+                    one.name, one.changed_ns = name, status.st_mtime_ns
+                    one.slots = slots_of(size)
+                else:
+                    one.data_bytes = size
     return listed.values()
 
 
