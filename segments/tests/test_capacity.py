@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kvdock.batch import Outcome
 from kvdock.errors import SettingsError
-from kvdock_segments import PosixIOEngine, ownership, usage
+from kvdock_segments import PosixIOEngine, elsewhere, ownership, walk
 
 OpenDepot = Callable[..., Any]
 QUOTA = 2 << 20
@@ -147,7 +148,7 @@ def test_lack_of_room_is_logged_less_and_less_often(
     assert f"kvdock store gc {depot.root} --namespace {OTHER[:12]}" in said
 
 
-def test_a_refused_put_does_not_measure_every_namespace_of_a_large_store(
+def test_other_namespaces_are_measured_once_for_many_refused_puts(
     open_depot: OpenDepot,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -155,19 +156,15 @@ def test_a_refused_put_does_not_measure_every_namespace_of_a_large_store(
     others = [hashlib.sha256(bytes([number])).hexdigest() for number in range(5)]
     for namespace in others:
         open_depot(namespace=namespace).put(range(10))
-    monkeypatch.setattr(usage, "_MEASURE_S", 0.0)
-    asked = []
-    measure = usage.NamespaceUsage.usage_bytes
-
-    def slow(self: Any, **more: Any) -> int:
-        asked.append(self)
-        return measure(self, **more)
-
     depot = open_depot(free_space=1 << 60)
-    monkeypatch.setattr(usage.NamespaceUsage, "usage_bytes", slow)
-    assert list(depot.put([1]).outcomes) == [Outcome.REFUSED]
-    assert len(asked) < len(others)
+    monkeypatch.setattr(elsewhere, "_LOOK_S", 1e6)
+    looks = Mock(wraps=walk.list_segments)
+    monkeypatch.setattr(walk, "list_segments", looks)
+    for number in range(20):
+        assert list(depot.put([number]).outcomes) == [Outcome.REFUSED]
+    assert looks.call_count == len(others)
     assert "which takes 0 B" in caplog.text
+    assert "5 namespaces take" in caplog.text
 
 
 def test_a_quota_that_leaves_no_room_is_named(

@@ -341,7 +341,7 @@ def test_pages_whose_file_was_just_deleted_are_refused_and_not_timed_out(
 ) -> None:
     depot = open_depot()
     depot.put(range(4))
-    depot.store._catalog.close_idle()
+    depot.store._catalog.files.close_idle()
     depot.where(0).path.unlink()
     # The deleted file has not been noticed yet.
     monkeypatch.setattr(depot.store._catalog, "refresh", lambda **_: False)

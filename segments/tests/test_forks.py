@@ -62,7 +62,7 @@ def test_a_child_does_not_wait_for_a_thread_of_its_parent(
 ) -> None:
     depot = open_depot()
     depot.put(range(20))
-    files = depot.store._catalog._files
+    files = depot.store._catalog.files
     with files._lock:  # as of a thread that opens a file when another one forks
         assert in_a_child(lambda: depot.get(range(20)) == [0] * 20, seconds=5)
 

@@ -51,7 +51,7 @@ class Pages:
         return [int(used) for used in used_ns]
 
     def get(self, pages: Any, deadline_s: float = math.inf) -> None:
-        used_ns = self.index.clock.read(len(pages), deadline_s)
+        used_ns = self.index.clock.read(len(pages), deadline_s) - np.arange(len(pages))
         rows = np.array([self.stored[page] for page in pages], np.int64)
         self.index.touch(rows, used_ns)
 

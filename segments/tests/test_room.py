@@ -25,8 +25,8 @@ from kvdock_segments import (
     SegmentSettings,
     SegmentStore,
     StoreLocation,
+    elsewhere,
     eviction,
-    room,
 )
 from kvdock_segments.allocator import SegmentAllocator
 from kvdock_segments.directory_store import DirectoryStore
@@ -132,8 +132,8 @@ def on_disk(depot: Any) -> dict[int, set[bytes]]:
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files of other pools be looked at whenever they may have changed."""
-    monkeypatch.setattr(room, "_LOOK_S", 0)
-    monkeypatch.setattr(room, "_PATIENCE", 0)
+    monkeypatch.setattr(elsewhere, "_LOOK_S", 0)
+    monkeypatch.setattr(elsewhere, "_PATIENCE", 0)
 
 
 STEPS = st.lists(

@@ -15,7 +15,6 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -34,7 +33,13 @@ from kvdock_segments.eviction import (
     cold_slots,
     plan_eviction,
 )
-from kvdock_segments.format import header_of, index_bytes, promised, with_checksums
+from kvdock_segments.format import (
+    MOST_SLOTS,
+    header_of,
+    index_bytes,
+    promised,
+    with_checksums,
+)
 from kvdock_segments.index_file import (
     erase_records,
     make_index,
@@ -44,29 +49,29 @@ from kvdock_segments.index_file import (
     write_records,
 )
 from kvdock_segments.io import fits, slot_bytes_of
-from kvdock_segments.limits import (
-    LEAST_SEGMENTS,
-    MOST_SLOTS,
-    least_bytes,
-)
+from kvdock_segments.limits import LEAST_SEGMENTS, least_bytes
 from kvdock_segments.ownership import release
-from kvdock_segments.paths import NO_FILE, OUT_OF_FILES, IndexName, open_file
-from kvdock_segments.usage import describe_full
+from kvdock_segments.paths import (
+    NO_FILE,
+    OUT_OF_FILES,
+    IndexName,
+    closing_fd,
+    open_file,
+)
+from kvdock_segments.usage import cleanup_hint
 
 if TYPE_CHECKING:
-    from kvdock.arrays import Int64Array
+    from kvdock.arrays import BoolArray, Int64Array
     from kvdock.throttled_log import ThrottledLog
+    from kvdock_segments.catalog import Catalog
     from kvdock_segments.directory import SegmentDirectory
+    from kvdock_segments.elsewhere import Elsewhere
     from kvdock_segments.format import Records
-    from kvdock_segments.index import Index
     from kvdock_segments.io import IOEngine
-    from kvdock_segments.ledger import Ledger
-    from kvdock_segments.ledger import Shares as PromiseShares
     from kvdock_segments.limits import StoreLocation
     from kvdock_segments.room import Room
     from kvdock_segments.segment import Segment
     from kvdock_segments.settings import SegmentSettings
-    from kvdock_segments.unused import OtherNamespaces
     from kvdock_segments.usage import NamespaceUsage
 
 log = logging.getLogger("kvdock_segments")
@@ -95,15 +100,11 @@ class SegmentAllocator:
         place: Location of the store.
         namespace_fd: Descriptor of the namespace's folder.
         settings: Of the space that it takes.
+        catalog: Of the pool that writes.
         neighbours: The namespace's folders, this one among them.
         others: The segments of the other folders.
         engine: Creates the files of pages.
-        index: Of the pool that writes.
-        segments: Its segments, by their number in the index.
-        lock: Held around every use of the index.
-        counts: Counters of events, by name.
         failures: Limits how often a full or broken disk is logged.
-        ledger: Counts promised bytes.
         elsewhere: The other namespaces of the root.
         room: The room of tenants; None where none has a quota.
         plans: What is evicted next in each folder.
@@ -115,16 +116,12 @@ class SegmentAllocator:
     place: StoreLocation
     namespace_fd: int
     settings: SegmentSettings
+    catalog: Catalog
     neighbours: NamespaceUsage
     others: OtherPools
     engine: IOEngine
-    index: Index
-    segments: dict[int, Segment]
-    lock: threading.RLock
-    counts: Counter[str]
     failures: ThrottledLog
-    ledger: Ledger
-    elsewhere: OtherNamespaces
+    elsewhere: Elsewhere
     room: Room | None = None
     plans: dict[SegmentDirectory, EvictionPlan] = attrs.field(factory=dict)
     faulty: set[Segment] = attrs.field(factory=set)
@@ -134,7 +131,7 @@ class SegmentAllocator:
     def note_fault(self, segment: Segment, slots: int) -> None:
         """Note that slots of a segment could not be written."""
         self.faulty.add(segment)
-        self.counts["slots_failed"] += slots
+        self.catalog.counts["slots_failed"] += slots
         self.failures.warning(
             "failed slots",
             f"{slots} pages could not be written to segment {segment.name.data} of "
@@ -146,7 +143,7 @@ class SegmentAllocator:
         """Note that a page was stored: if the disk failed, it works again."""
         if len(self.faulty) >= _FAULTY:
             # What failed with the disk says nothing about its places.
-            with self.lock:
+            with self.catalog.lock:
                 for segment in self.faulty:
                     segment.try_again()
         self.faulty.clear()
@@ -175,7 +172,7 @@ class SegmentAllocator:
         Returns:
             None if there is no space at all.
         """
-        failed = self.counts["segments_failed"]
+        failed = self.catalog.counts["segments_failed"]
         found = None
         if not self.above_quota.is_set():
             found = self._find(folder, before_ns)
@@ -185,8 +182,8 @@ class SegmentAllocator:
                 found = self._find(folder, before_ns)
             if found is None and not self.disk_fails(folder):
                 found = self._displace(folder)
-        if found is None and self.counts["segments_failed"] == failed:
-            self.counts["segments_refused"] += 1
+        if found is None and self.catalog.counts["segments_failed"] == failed:
+            self.catalog.counts["segments_refused"] += 1
             self.failures.warning("no room", partial(self._describe_full, folder))
         return found
 
@@ -194,7 +191,7 @@ class SegmentAllocator:
         """Return a segment that this process may write, or None."""
         plan = self._plan_of(folder)
         if folder.failing:
-            with self.lock:
+            with self.catalog.lock:
                 for segment in list(folder.failing):  # some may be due by now
                     folder.count_failed(segment)
         if self.disk_fails(folder):
@@ -204,7 +201,7 @@ class SegmentAllocator:
             # Looking for room takes as long as the rest: once for each plan.
             or (self._evict(folder, plan, before_ns, set()) if plan else None)
             or self.create(folder)
-            or self._sweep(folder)
+            or (self.create(folder) if self._sweep_leftovers(folder) else None)
             or self._make_way(folder)
             or self._recycle(folder, before_ns)
             or self._probe(folder, before_ns)
@@ -216,7 +213,7 @@ class SegmentAllocator:
         if not folder.failing or now_s < self._probed_s.get(folder, 0.0) + _PROBE_S:
             return None
         self._probed_s[folder] = now_s
-        with self.lock:
+        with self.catalog.lock:
             segment = min(folder.failing, key=lambda one: one.probed_s)
             segment.probed_s = now_s
             segment.try_again()
@@ -232,26 +229,37 @@ class SegmentAllocator:
         return self._evict(folder, plan, before_ns, set())
 
     def _describe_full(self, folder: SegmentDirectory) -> str:
-        place = self.place
-        return describe_full(place.root, place.namespace, self._bound(folder))
-
-    def _bound(self, folder: SegmentDirectory) -> str:
         """Name the limit that leaves no room for a segment of this folder."""
-        floor, quota = self.settings.free_space, self.settings.quota
+        place, settings = self.place, self.settings
         free, room = self.free_bytes(), self._room(folder)
-        if quota and room == self._quota_left(folder) < free - floor:
-            return f"its quota is {format_bytes(quota)}, all pools together"
-        if self.settings.root_quota and room < free - floor:
-            quota = self.settings.root_quota
-            return f"all namespaces together have {format_bytes(quota)} (root_quota)"
-        return (
-            f"its file system has {format_bytes(free)} left, of which "
-            f"{format_bytes(floor)} stay free (free_space)"
+        left = free - settings.free_space
+        said = (
+            f"store {str(place.root)!r} has no room for pages of namespace "
+            f"{place.namespace[:12]}, which takes {format_bytes(self.usage_bytes())}"
         )
+        if settings.quota and room == self._quota_left(folder) < left:
+            quota = format_bytes(settings.quota)
+            return f"{said}: its quota is {quota}, all pools together"
+        if settings.root_quota and room < left:
+            quota = format_bytes(settings.root_quota)
+            said += f": all namespaces together have {quota} (root_quota)"
+        else:
+            said += (
+                f": its file system has {format_bytes(free)} left, of which "
+                f"{format_bytes(settings.free_space)} stay free (free_space)"
+            )
+        more = cleanup_hint(place.root, self.elsewhere.look().nbytes)
+        return f"{said}. Besides it, {more}" if more else said
 
     def usage_bytes(self) -> int:
         """Return the bytes that all pools of the namespace take."""
         return self.neighbours.usage_bytes()
+
+    def promise(self, each_bytes: int, before: Records, until: Int64Array) -> BoolArray:
+        """Count promises within all budgets; see `Ledger.promise`."""
+        most, room = self.promise_bytes(), self.room
+        shares = None if room is None else room.promisable
+        return self.catalog.ledger.promise(each_bytes, before, until, most, shares)
 
     def promise_bytes(self) -> int:
         """Return how many bytes of the namespace may be promised."""
@@ -259,17 +267,12 @@ class SegmentAllocator:
         whole = settings.quota or self.usage_bytes() + self.growth_bytes()
         return int(whole * settings.retained_share)
 
-    @property
-    def shares(self) -> PromiseShares | None:
-        """What says which promises tenants have room for; None if none has a quota."""
-        return None if self.room is None else self.room.promisable
-
     def adopt(self, folder: SegmentDirectory) -> Segment | None:
         """Take over a segment with free slots that has no writer."""
-        with self.lock:
-            free = self.index.slots_in - self.index.live_in
-            roomy = (4 * free >= self.index.slots_in) & (free > 0)
-            choice = [self.segments[n] for n in np.flatnonzero(roomy).tolist()]
+        with self.catalog.lock:
+            free = self.catalog.index.slots_in - self.catalog.index.live_in
+            roomy = (4 * free >= self.catalog.index.slots_in) & (free > 0)
+            choice = [self.catalog.segments[n] for n in np.flatnonzero(roomy).tolist()]
             choice += [
                 one
                 for one in (*folder.filling, *folder.failing)
@@ -279,7 +282,7 @@ class SegmentAllocator:
         for segment in sorted(usable, key=lambda one: -free[one.rows.number]):
             if self.claim(folder, segment):
                 if self._is_roomy(segment):
-                    self.counts["segments_adopted"] += 1
+                    self.catalog.counts["segments_adopted"] += 1
                     return segment
                 self.release_full(folder, segment)
         return None
@@ -296,7 +299,9 @@ class SegmentAllocator:
     def _is_roomy(self, segment: Segment) -> bool:
         """Return whether a segment has a free slot that may be written."""
         number = segment.rows.number
-        return bool(self.index.live_in[number] < self.index.slots_in[number])
+        return bool(
+            self.catalog.index.live_in[number] < self.catalog.index.slots_in[number]
+        )
 
     def claim(self, folder: SegmentDirectory, segment: Segment) -> bool:
         """Become a segment's writer and read what it holds.
@@ -307,9 +312,9 @@ class SegmentAllocator:
             its pages are lost.
         """
         with self.releasing(folder, segment):
-            with self.lock, folder.own_change():
+            with self.catalog.lock, folder.own_change():
                 # A scan may have dropped it meanwhile, and its rows are another's then.
-                known = self.segments.get(segment.rows.number) is segment
+                known = self.catalog.segments.get(segment.rows.number) is segment
                 if not known or not segment.acquire():
                     return False
             try:
@@ -323,7 +328,7 @@ class SegmentAllocator:
                 self.delete(folder, segment)
                 return False
             if segment.retry_s:
-                with self.lock:
+                with self.catalog.lock:
                     segment.retry_s = 0.0
                     folder.count_failed(segment)
         return True
@@ -332,8 +337,8 @@ class SegmentAllocator:
         self, folder: SegmentDirectory, segment: Segment, error: OSError
     ) -> None:
         """Release a claimed segment whose files could not be read or written."""
-        self.counts["claims_failed"] += 1
-        with self.lock:
+        self.catalog.counts["claims_failed"] += 1
+        with self.catalog.lock:
             if error.errno not in OUT_OF_FILES:
                 segment.rest()
                 folder.count_failed(segment)
@@ -352,13 +357,13 @@ class SegmentAllocator:
         """
         linked, size = folder.look_at(segment)
         if linked:
-            self.counts["segments_linked"] += 1
-            if promised(self.index.words[segment.rows.span]).any():
+            self.catalog.counts["segments_linked"] += 1
+            if promised(self.catalog.index.words[segment.rows.span]).any():
                 raise OSError(errno.EMLINK, "it has other names, and promised pages")
             return False
         wanted = segment.rows.slots * segment.slot_bytes
         if size < wanted:
-            self._restore_size(folder, segment, wanted)
+            self._preallocate(folder, segment.name, wanted)
         elif read_commits(segment.index_fd) == segment.commits:
             # No commit since it was read; its pages may have been used.
             self.learn_uses(segment)
@@ -372,19 +377,25 @@ class SegmentAllocator:
     def learn_uses(self, segment: Segment) -> None:
         """Read when other processes used the pages of a claimed segment."""
         uses = read_uses(segment.index_fd, segment.rows.slots)
-        with self.lock:
+        with self.catalog.lock:
             span = segment.rows.span
-            live = self.index.live(segment.rows)
-            known = self.index.used_ns[span]
+            live = self.catalog.index.live(segment.rows)
+            known = self.catalog.index.used_ns[span]
             known[live] = np.maximum(known, uses)[live]
-            self.index.clock.keep_up(known)
+            self.catalog.index.clock.keep_up(known)
 
-    def _restore_size(
-        self, folder: SegmentDirectory, segment: Segment, wanted: int
+    def _preallocate(
+        self,
+        folder: SegmentDirectory,
+        name: IndexName,
+        nbytes: int,
+        *,
+        create: bool = False,
     ) -> None:
-        token = self.engine.open_file(segment.name.data, folder.fd, create=False)
+        """Give a segment's file of pages its size."""
+        token = self.engine.open_file(name.data, folder.fd, create=create)
         try:
-            self.engine.preallocate(token, wanted)
+            self.engine.preallocate(token, nbytes)
         finally:
             self.engine.close_file(token)
 
@@ -406,7 +417,7 @@ class SegmentAllocator:
                 if error.errno in OUT_OF_FILES:
                     raise  # there may be files to close
                 if error.errno not in _SMALLER:
-                    self.counts["segments_failed"] += 1
+                    self.catalog.counts["segments_failed"] += 1
                     root = self.place.root
                     self.failures.warning(
                         "no segment", f"no new segment in store {root}: {error}"
@@ -451,7 +462,7 @@ class SegmentAllocator:
         room = self.free_bytes() - self.settings.free_space
         if not self.settings.root_quota:
             return room
-        taken = self.usage_bytes() + self.elsewhere.nbytes()
+        taken = self.usage_bytes() + self.elsewhere.look().nbytes.total()
         return min(room, self.settings.root_quota - taken)
 
     def growth_bytes(self) -> int:
@@ -459,7 +470,7 @@ class SegmentAllocator:
 
         Namespaces that no process has open would make way for that.
         """
-        return max(0, self._shared_room() + self.elsewhere.unused_bytes())
+        return max(0, self._shared_room() + self.elsewhere.look().unused_bytes())
 
     def _make_way(self, folder: SegmentDirectory) -> Segment | None:
         """Make a segment in the place of those of namespaces that are not open."""
@@ -470,14 +481,15 @@ class SegmentAllocator:
             # Within its own quota a namespace gains nothing by what others lose.
             if self.settings.quota and self._quota_left(folder) < least:
                 return None
-            if not self.elsewhere.evict_segment():
+            may_go = self.room.may_lose() if self.room else None
+            if not self.elsewhere.evict_segment(may_go):
                 return None
             made = self.create(folder)
         return made
 
     def _taken_bytes(self, folder: SegmentDirectory) -> int:
         """Return the bytes of the namespace, without a listing of this folder."""
-        return self.neighbours.usage_bytes(but_fd=folder.fd) + folder.nbytes
+        return self.neighbours.usage_bytes(but=folder.name) + folder.nbytes
 
     def check_quota(self, folder: SegmentDirectory) -> bool:
         """Return whether the namespace takes more than its quota; then stop puts."""
@@ -515,11 +527,7 @@ class SegmentAllocator:
         index_fd = make_index(folder.fd, name, header, slots, folder.liveness)
         fresh = attrs.evolve(name, state="open")
         try:
-            token = self.engine.open_file(name.data, folder.fd, create=True)
-            try:
-                self.engine.preallocate(token, slots * slot_bytes)
-            finally:
-                self.engine.close_file(token)
+            self._preallocate(folder, name, slots * slot_bytes, create=True)
             contents = read_contents(index_fd, name, slots * slot_bytes)
             if contents is None:
                 raise OSError(errno.EIO, "a new index file does not read back")  # noqa: TRY301 - as if reading had failed
@@ -532,12 +540,8 @@ class SegmentAllocator:
                     os.unlink(leftover, dir_fd=folder.fd)
             raise
         segment = folder.add(fresh, contents, index_fd)
-        self.counts["segments_created"] += 1
+        self.catalog.counts["segments_created"] += 1
         return segment
-
-    def _sweep(self, folder: SegmentDirectory) -> Segment | None:
-        """Delete unreadable files, and make a segment in their place."""
-        return self.create(folder) if self._sweep_leftovers(folder) else None
 
     def _sweep_leftovers(self, folder: SegmentDirectory) -> bool:
         """Delete unreadable files; return whether there were any."""
@@ -545,7 +549,7 @@ class SegmentAllocator:
             return False
         if not collect_garbage(folder.fd, folder.liveness, lost=True):
             return False
-        self.counts["leftovers_swept"] += 1
+        self.catalog.counts["leftovers_swept"] += 1
         folder.scan()
         return True
 
@@ -564,7 +568,7 @@ class SegmentAllocator:
             if plan is None:
                 return None
             while not plan.spares and self.others.evict_segment(
-                folder.fd, colder_than_ns=min(plan.coldest_ns, before_ns)
+                folder.name, colder_than_ns=min(plan.coldest_ns, before_ns)
             ):
                 made = self.create(folder)
                 if made:
@@ -590,11 +594,11 @@ class SegmentAllocator:
             passed: Learns the segments that came to nothing.
         """
         while plan.numbers:
-            segment = self.segments.get(plan.numbers.pop())
+            segment = self.catalog.segments.get(plan.numbers.pop())
             if segment is None:
                 continue
             if self._evict_from(folder, segment, plan, before_ns):
-                self.counts["segments_recycled"] += 1
+                self.catalog.counts["segments_recycled"] += 1
                 return segment
             if segment.name.segment not in folder.segments:
                 # It had to be deleted, and leaves room for another one.
@@ -611,11 +615,11 @@ class SegmentAllocator:
         every = set(folder.segments.values()) - passed
         claimable = [segment for segment in every if self.may_claim(folder, segment)]
         most = max((segment.rows.slots for segment in claimable), default=0)
-        writable = np.zeros(len(self.index.slots_in), np.bool_)
+        writable = np.zeros(len(self.catalog.index.slots_in), np.bool_)
         writable[[segment.rows.number for segment in claimable]] = True
         # Not under the lock: with ten million pages it takes a quarter of a second.
         shares = self._shares(folder)
-        plan = plan_eviction(self.index, writable, most, before_ns, shares)
+        plan = plan_eviction(self.catalog.index, writable, most, before_ns, shares)
         if plan:
             self.plans[folder] = plan
         else:
@@ -657,7 +661,6 @@ class SegmentAllocator:
             bound_by_disk = self._room(folder) >= left
             if not self.room.evict_segment(everywhere=bound_by_disk):
                 return None
-            self.counts["segments_deleted"] += 1
             made = self.create(folder)
             if made:
                 return made
@@ -674,11 +677,11 @@ class SegmentAllocator:
             return False
         with self.releasing(folder, segment):
             shares = self._shares(folder)
-            with self.lock:
+            with self.catalog.lock:
                 rows = segment.rows
-                gone = cold_slots(self.index, rows, plan, before_ns, shares)
+                gone = cold_slots(self.catalog.index, rows, plan, before_ns, shares)
                 # Under the lock: where it was deleted, its descriptor is closed.
-                records = self.index.records[gone + rows.first].copy()
+                records = self.catalog.index.records[gone + rows.first].copy()
                 try:
                     self._wipe(segment, gone, records)
                     erase_records(segment.index_fd, gone)
@@ -686,35 +689,32 @@ class SegmentAllocator:
                     self.faulty.add(segment)
                     self.release_unread(folder, segment, error)
                     return False
-                self.index.evict_from(rows, gone)
+                self.catalog.index.evict_from(rows, gone)
                 roomy = self._is_roomy(segment)
             if not roomy:
                 self.release_full(folder, segment)
-        self.ledger.give_back(segment.slot_bytes, records)
-        self.counts["pages_evicted"] += len(gone)
+        self.catalog.ledger.give_back(segment.slot_bytes, records)
+        self.catalog.counts["pages_evicted"] += len(gone)
         return roomy
 
     def _wipe(self, segment: Segment, slots: Int64Array, records: Records) -> None:
         """Make the bytes unreadable of evicted pages that were to be erased."""
         timed = records["expire_at"] > 0
-        if self.index.max_age_s:
+        if self.catalog.index.max_age_s:
             timed[:] = True
         if timed.any():
             # A process that is killed now leaves records that are erased as expired.
             over = records[timed].copy()
             over["expire_at"], over["keep_until"] = 1, 0
             write_records(segment.index_fd, slots[timed], with_checksums(over))
-            fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
-            try:
-                size = segment.slot_bytes
+            size, data = segment.slot_bytes, segment.name.data
+            with closing_fd(open_file(segment.folder, data, os.O_WRONLY)) as fd:
                 for slot in slots[timed].tolist():
                     wipe(fd, slot * size, size, punch=True)
-            finally:
-                os.close(fd)
 
     def release_full(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Stop being a segment's writer: it stays as it is until it is recycled."""
-        with self.lock:
+        with self.catalog.lock:
             with suppress(OSError), folder.own_change():
                 segment.release(full=True)
             segment.release(full=True)  # if the folder cannot be read
@@ -730,13 +730,13 @@ class SegmentAllocator:
             if made or not self._could_recycle(folder):
                 return made
             slots = sum(one.rows.slots for one in list(folder.segments.values()))
-            if not self.others.evict_segment(folder.fd, least_slots=slots):
+            if not self.others.evict_segment(folder.name, least_slots=slots):
                 return None
 
     def _could_recycle(self, folder: SegmentDirectory) -> bool:
         """Return whether one slot would fit if all other folders were empty."""
         least = least_bytes(slot_bytes_of(self.engine, folder.object_bytes))
-        others = self.neighbours.usage_bytes(but_fd=folder.fd)
+        others = self.neighbours.usage_bytes(but=folder.name)
         return self._room(folder) + others >= least
 
     def delete(self, folder: SegmentDirectory, segment: Segment) -> None:
@@ -744,7 +744,7 @@ class SegmentAllocator:
         for name in (str(segment.name), segment.name.data):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
-        with self.lock:
-            records = self.index.records[segment.rows.span].copy()
+        with self.catalog.lock:
+            records = self.catalog.index.records[segment.rows.span].copy()
             folder.drop(segment)
-        self.ledger.give_back(segment.slot_bytes, records)
+        self.catalog.ledger.give_back(segment.slot_bytes, records)

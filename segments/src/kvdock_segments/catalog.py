@@ -30,6 +30,7 @@ from kvdock_segments.format import (
 from kvdock_segments.index import ABSENT, Index
 from kvdock_segments.index_file import open_index, read_records, retire_records
 from kvdock_segments.ledger import Ledger
+from kvdock_segments.paths import closing_fd
 from kvdock_segments.recency import PrefixLookups
 from kvdock_segments.tenant_count import TenantCount
 
@@ -148,9 +149,9 @@ class Catalog:
             if place.digests
             else partial(packed_digests, seed=key_seed(place.namespace))
         )
-        self._files = FdCache(engine, open_files or None)
+        self.files = FdCache(engine, open_files or None)
         # Ends one use of each file that `open` or `open_one` has opened.
-        self.release_all = self._files.release
+        self.release_all = self.files.release
         self._syncing = threading.Lock()
         self._next_sync_s = 0.0
         self._next_uses_s = time.monotonic() + _USES_S
@@ -173,6 +174,7 @@ class Catalog:
                 fd = paths.open_folder(self._namespace_fd, name, create=True)
                 folder = SegmentDirectory(
                     fd,
+                    name,
                     object_bytes,
                     self.index,
                     self.segments,
@@ -187,6 +189,11 @@ class Catalog:
                     raise
                 self.folders[object_bytes] = folder
             return self.folders[object_bytes]
+
+    def folder_of(self, segment: Segment) -> SegmentDirectory:
+        """Return the folder of a segment."""
+        folders = tuple(self.folders.values())
+        return next(folder for folder in folders if folder.fd == segment.folder)
 
     def gone(self) -> bool:
         """Return whether the namespace or a folder of it was deleted."""
@@ -205,10 +212,10 @@ class Catalog:
         the old one.
         """
         with self._syncing:
-            for size, folder in self.folders.items():
+            for folder in self.folders.values():
                 if moved or paths.is_gone(folder.fd):
-                    name = paths.pool_folder(self._place.pool, size)
-                    fresh = paths.open_folder(self._namespace_fd, name, create=True)
+                    at = self._namespace_fd
+                    fresh = paths.open_folder(at, folder.name, create=True)
                     paths.replace_folder(folder.fd, fresh)
                     folder.mark_stale()
 
@@ -291,14 +298,9 @@ class Catalog:
                 segment = self.segments.get(number)
                 if segment is None:
                     continue
-                fd = open_index(segment.folder, str(segment.name))
-                try:
-                    slots = found.rows[mine] - segment.rows.first
-                    stored = read_records(fd, slots)
-                finally:
-                    os.close(fd)
-                believed = found.records[mine]
-                standing[mine] = are_same(stored, believed)
+                with closing_fd(open_index(segment.folder, str(segment.name))) as fd:
+                    stored = read_records(fd, found.rows[mine] - segment.rows.first)
+                standing[mine] = are_same(stored, found.records[mine])
         return standing
 
     def _look_up(self, digests: UInt64Array) -> LookupResult:
@@ -337,12 +339,7 @@ class Catalog:
         """Note that keys are used now, the first as the latest; reads no file."""
         digests = self.digests(keys)
         with self.lock:
-            rows = self.index.find(digests)
-            there = np.flatnonzero(rows != ABSENT)
-            rows = rows[there]
-            self.index.touch(rows, self.index.clock.now_ns() - there)
-            for number in np.unique(self.index.segment_of[rows]).tolist():
-                self.segments[number].touched = True
+            self._lookups.refresh(digests, self.index.clock.now_ns())
 
     def note_lookup(
         self, digests: UInt64Array, there: Int64Array, deadline_s: float
@@ -369,10 +366,9 @@ class Catalog:
 
     def disown(self, segment: Segment) -> None:
         """Drop a segment that another writer took over."""
-        for folder in list(self.folders.values()):
-            if folder.fd == segment.folder:
-                folder.drop(segment)
-                folder.mark_stale()
+        folder = self.folder_of(segment)
+        folder.drop(segment)
+        folder.mark_stale()
 
     def count(self, verb: str, outcomes: OutcomeArray) -> None:
         """Count outcomes by name."""
@@ -422,7 +418,7 @@ class Catalog:
             for folder in folders if missed else ():
                 new |= folder.poll()
             if changed:
-                self._files.keep_only(set(self.segments.values()))
+                self.files.keep_only(set(self.segments.values()))
             if begun_s > self._next_uses_s:
                 self._next_uses_s = begun_s + _USES_S
                 self.flush_uses()
@@ -453,22 +449,22 @@ class Catalog:
             if segment is None:
                 continue
             try:
-                tokens.append(self._files.open(segment))
+                tokens.append(self.open_one(segment))
             except OSError as error:
                 # For example out of descriptors: pages must not be dropped for that.
                 if error.errno not in paths.NO_FILE:
                     failed.append(segment.name.segment)
                 continue
-            segment.touched = True
             held.append(segment)
         return OpenSegments(tuple(held), tuple(tokens), np.array(failed, np.uint64))
 
-    def open_one(self, segment: Segment) -> Token | None:
-        """Open the file of one segment; None if that fails."""
-        try:
-            token = self._files.open(segment)
-        except OSError:
-            return None
+    def open_one(self, segment: Segment) -> Token:
+        """Open the file of one segment; `release_all` ends it.
+
+        Raises:
+            OSError: If it cannot be opened.
+        """
+        token = self.files.open(segment)
         segment.touched = True
         return token
 
@@ -502,10 +498,8 @@ class Catalog:
         with self.lock:
             try:
                 fd = open_index(segment.folder, str(segment.name), write=True)
-                try:
+                with closing_fd(fd):
                     same = retire_records(fd, slots, believed)
-                finally:
-                    os.close(fd)
                 self.ledger.give_back(segment.slot_bytes, believed[same])
             except FileNotFoundError:
                 pass  # renamed, or gone
@@ -513,21 +507,8 @@ class Catalog:
                 same[:] = True  # a read-only disk: nothing was replaced
             now = self.index.records["check"][rows] == believed["check"]
             self.index.forget(rows[now])
-        for folder in list(self.folders.values()):
-            if folder.fd == segment.folder:
-                folder.mark_stale()
+        self.folder_of(segment).mark_stale()
         return ~same
-
-    def reopen(self, segment: Segment) -> None:
-        """Reopen the file of a segment that is going to be written.
-
-        It was opened read-only if its disk was read-only then.
-        """
-        self._files.reopen(segment)
-
-    def close_idle(self) -> int:
-        """Close files of pages that no batch uses; return how many."""
-        return self._files.close_idle()
 
     def failed_bytes(self) -> int:
         """Return the bytes of slots that could not be written and are set aside."""
@@ -535,15 +516,10 @@ class Catalog:
             failing = [one for it in self.folders.values() for one in it.failing]
             return sum(len(one.failed) * one.slot_bytes for one in failing)
 
-    @property
-    def open_files(self) -> int:
-        """Number of files of pages that are open."""
-        return len(self._files)
-
     def close(self) -> None:
         """Close all files and release all segments."""
         with self._syncing, self.lock:
-            self._files.close()
+            self.files.close()
             for folder in self.folders.values():
                 folder.close()
             self.folders.clear()
@@ -558,7 +534,7 @@ class Catalog:
                     os.close(segment.index_fd)
             os.close(folder.fd)
         self.folders.clear()
-        self._files.close_after_fork()
+        self.files.close_after_fork()
 
 
 def _from_hex(keys: Sequence[str]) -> bytes:

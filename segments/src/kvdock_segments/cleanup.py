@@ -16,7 +16,7 @@ from kvdock_segments import ownership
 from kvdock_segments.format import HEADER_BYTES, is_newer, promised, records_in_words
 from kvdock_segments.index_file import open_index, read_contents, read_header
 from kvdock_segments.ledger import Ledger
-from kvdock_segments.namespace_files import FILES, PROMISES, exists
+from kvdock_segments.namespace_files import FILES, PROMISES
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import (
     IndexName,
@@ -26,6 +26,7 @@ from kvdock_segments.paths import (
     open_folder,
     pool_folders,
     remove,
+    status_of,
 )
 from kvdock_segments.walk import index_names, names_in, pools
 
@@ -178,11 +179,10 @@ def linked_segments(namespace_fd: int) -> list[list[tuple[str, int]]]:
         for name in names_in(folder):
             segment = data_segment(name)
             if segment is not None:
-                with suppress(FileNotFoundError):
-                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
-                        file = (status.st_dev, status.st_ino)
-                        found.setdefault(file, []).append((pool, segment))
+                status = status_of(folder, name)
+                if status and status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
+                    file = (status.st_dev, status.st_ino)
+                    found.setdefault(file, []).append((pool, segment))
     return [group for group in found.values() if len(group) > 1]
 
 
@@ -209,9 +209,8 @@ def _is_readable(folder: int, name: IndexName, *, newer: bool) -> bool:
     with suppress(OSError), closing_fd(open_index(folder, str(name))) as fd:
         if is_newer(os.pread(fd, HEADER_BYTES, 0)):
             return not newer
-        if not exists(folder, name.data):
-            return False
-        return read_header(fd, name) is not None
+        there = status_of(folder, name.data) is not None
+        return there and read_header(fd, name) is not None
     return True
 
 

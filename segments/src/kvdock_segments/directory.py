@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvdock_segments.format import RECORD_BYTES, index_bytes, slots_of
+from kvdock_segments.format import MOST_SLOTS, RECORD_BYTES, index_bytes, slots_of
 from kvdock_segments.index_file import (
     IndexContents,
     open_index,
@@ -21,13 +21,14 @@ from kvdock_segments.index_file import (
     read_contents,
     read_header,
 )
-from kvdock_segments.limits import MOST_SLOTS
 from kvdock_segments.paths import (
     OUT_OF_FILES,
     SETTLED_NS,
     IndexName,
+    closing_fd,
     data_segment,
     listing,
+    status_of,
 )
 from kvdock_segments.segment import Segment
 
@@ -45,6 +46,7 @@ class SegmentDirectory:
 
     Args:
         fd: Descriptor of the folder; closed with it.
+        name: Name of the folder.
         numbers: Segment by its number in the index, of all folders.
         lock: Held around every use of the index.
     """
@@ -52,6 +54,7 @@ class SegmentDirectory:
     def __init__(
         self,
         fd: int,
+        name: str,
         object_bytes: int,
         index: Index,
         numbers: dict[int, Segment],
@@ -59,6 +62,7 @@ class SegmentDirectory:
         liveness: WriterLiveness,
     ) -> None:
         self.fd = fd
+        self.name = name
         self.object_bytes = object_bytes
         self.liveness = liveness
         self.segments: dict[int, Segment] = {}
@@ -90,7 +94,7 @@ class SegmentDirectory:
         self._seen_ns = self._read_ns = -1
 
     def look(self) -> bool:
-        """Note whether the folder is `unread` or `settled`; return whether it is gone."""
+        """Note if the folder is `unread` or `settled`; return whether it is gone."""
         try:
             status = os.fstat(self.fd)
         except OSError as error:
@@ -189,15 +193,15 @@ class SegmentDirectory:
         """Return how many slots an index file could describe; None if it has none."""
         if name.segment in self.segments:
             return 0
-        with suppress(FileNotFoundError):
-            status = os.stat(str(name), dir_fd=self.fd, follow_symlinks=False)
-            if status.st_size < index_bytes(0) + RECORD_BYTES:
-                self._refused.add(str(name))
-                return None
-            # A foreign file may be of any size, and takes only what it has.
-            size = min(status.st_size, status.st_blocks * 512)
-            return min(slots_of(size), MOST_SLOTS)
-        return None
+        status = status_of(self.fd, str(name))
+        if status is None:
+            return None
+        if status.st_size < index_bytes(0) + RECORD_BYTES:
+            self._refused.add(str(name))
+            return None
+        # A foreign file may be of any size, and takes only what it has.
+        size = min(status.st_size, status.st_blocks * 512)
+        return min(slots_of(size), MOST_SLOTS)
 
     def poll(self) -> bool:
         """Read records that others added; return whether there were any."""
@@ -206,11 +210,8 @@ class SegmentDirectory:
             if segment.owned:
                 continue
             with suppress(OSError):
-                fd = open_index(self.fd, str(segment.name))
-                try:
+                with closing_fd(open_index(self.fd, str(segment.name))) as fd:
                     fresh = read_commits(fd)
-                finally:
-                    os.close(fd)
                 if fresh != segment.commits:
                     changed |= self._load(segment.name)
         return changed
@@ -219,11 +220,9 @@ class SegmentDirectory:
         # A listing may miss a file that is renamed meanwhile. Those of this process
         # are renamed under the lock; others are found again by the next scan.
         with self._lock:
-            if segment.owned:
-                with suppress(FileNotFoundError):
-                    for name in (str(segment.name), segment.name.data):
-                        os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-                    return False
+            names = str(segment.name), segment.name.data
+            if segment.owned and all(status_of(self.fd, name) for name in names):
+                return False
             self.drop(segment)
         return True
 
@@ -241,25 +240,13 @@ class SegmentDirectory:
                 fd, segment.index_fd = segment.index_fd, -1
                 os.close(fd)
 
-    def data_bytes(self, name: IndexName) -> int:
-        """Return the size of a segment's file of pages, 0 if it is gone."""
-        try:
-            status = os.stat(name.data, dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return 0
-        return status.st_size
-
-    def is_linked(self, segment: Segment) -> bool:
-        """Return whether a file of a claimed segment has another name as well.
-
-        What is written to it would change what lies under that name: pages of
-        another segment, or a copy of the store that was made of links.
-        """
-        segment.links = os.fstat(segment.index_fd).st_nlink
-        return self.look_at(segment)[0]
-
     def look_at(self, segment: Segment) -> tuple[bool, int]:
-        """Return `is_linked` of a segment claimed just now, and its bytes of pages."""
+        """Return whether a segment claimed just now is linked, and its bytes of pages.
+
+        It is if one of its files has another name as well. What is written to it would
+        change what lies under that name: pages of another segment, or a copy of the
+        store that was made of links.
+        """
         data = os.stat(segment.name.data, dir_fd=self.fd, follow_symlinks=False)
         return max(data.st_nlink, segment.links) > 1, data.st_size
 
@@ -317,16 +304,13 @@ class SegmentDirectory:
                 self._refused.add(str(name))
             return False
         contents = None
-        try:
+        with closing_fd(fd), suppress(OSError):
             # Of many foreign files this one read is all that is done.
             if read_header(fd, name) is None:
                 self._refused.add(str(name))
             else:
-                contents = read_contents(fd, name, self.data_bytes(name))
-        except OSError:
-            contents = None
-        finally:
-            os.close(fd)
+                data = status_of(self.fd, name.data)
+                contents = read_contents(fd, name, data.st_size if data else 0)
         if contents is None:
             return False
         with self._lock:
@@ -342,13 +326,9 @@ class SegmentDirectory:
 
     def _bytes_beside_segments(self, files: dict[str, int]) -> int:
         """Return the size of files that are torn, foreign or in creation."""
-        found = 0
-        for file, segment in files.items():
-            if segment not in self.segments:
-                with suppress(FileNotFoundError):
-                    status = os.stat(file, dir_fd=self.fd, follow_symlinks=False)
-                    found += status.st_size
-        return found
+        beside = [file for file, one in files.items() if one not in self.segments]
+        every = (status_of(self.fd, file) for file in beside)
+        return sum(status.st_size for status in every if status)
 
     def _listing(self) -> tuple[dict[int, IndexName], set[int], dict[str, int]]:
         """List the folder.

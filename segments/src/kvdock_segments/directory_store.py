@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,12 +25,11 @@ from kvdock_segments.cleanup import (
 from kvdock_segments.copies import SegmentReceiver, stored_pages
 from kvdock_segments.format import key_digests, key_seed
 from kvdock_segments.limits import StoreLocation
-from kvdock_segments.namespace_files import read_record, remove_damaged
+from kvdock_segments.namespace_files import parse_record, remove_damaged
 from kvdock_segments.ownership import read_liveness
 from kvdock_segments.paths import (
     closing_fd,
     earlier_now_ns,
-    fits,
     namespaces_in,
     open_root,
 )
@@ -39,7 +37,7 @@ from kvdock_segments.room import tenants_in
 from kvdock_segments.upkeep import shrink
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.verify import verify_namespace
-from kvdock_segments.walk import namespace_of, pools, segments
+from kvdock_segments.walk import list_segments, namespace_of, pools, segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,8 +196,11 @@ class DirectoryStore:
     def survey(self, namespace: str) -> NamespaceSurvey:
         """Count what is held of a namespace."""
         with namespace_of(self.root, namespace) as fd:
-            listed = NamespaceUsage(fd).bytes_of()
-            about = _about(fd, namespace)
+            listed = {
+                pool: sum(one.nbytes for one in list_segments(folder))
+                for pool, folder in pools(fd)
+            }
+            about = parse_record(fd, namespace)
         counts = {folder: Counter[str]() for folder in listed}
         used_ns = 0
         for segment in segments(self.root, namespace):
@@ -308,13 +309,3 @@ class DirectoryStore:
                     f"namespace {namespace[:12]} of {self.root} is kept: {why}"
                 )
             return clear_namespace(fd) + remove_damaged(fd, namespace)
-
-
-def _about(namespace_fd: int, namespace: str) -> Mapping[str, object]:
-    """Return the record of a namespace, one of a later version too; {} for none."""
-    with suppress(OSError, ValueError, RecursionError):
-        record = read_record(namespace_fd)
-        found = json.loads(record) if fits(record, namespace) else None
-        if isinstance(found, dict):
-            return found
-    return {}

@@ -224,35 +224,37 @@ class OtherPools:
 
     def evict_segment(
         self,
-        but_fd: int,
+        but: str,
         *,
         colder_than_ns: float = float("inf"),
         least_slots: int = 0,
     ) -> bool:
         """Delete the coldest segment of the other pools; return whether there was one.
 
-        It spares the folder `but_fd`, segments that are warmer, and pools that would be
+        It spares the folder `but`, segments that are warmer, and pools that would be
         left with fewer slots than `least_slots`.
         """
-        for coldest in self._coldest_first(but_fd, colder_than_ns, least_slots):
+        for coldest in self._coldest_first(but, colder_than_ns, least_slots):
             if self.usage.delete(*coldest):
                 self.counts["segments_deleted"] += 1
                 return True
         return False
 
     def _coldest_first(
-        self, but_fd: int, colder_than_ns: float, least_slots: int
+        self, but: str, colder_than_ns: float, least_slots: int
     ) -> Iterator[tuple[str, str]]:
         """Return folder and name of segments, the coldest first."""
-        listed = self.usage.full_segments(but_fd=but_fd, least_slots=least_slots)
+        listed = self.usage.full_segments(but=but, least_slots=least_slots)
         self._known = {
             one: self._known[one]
             if one in self._known and self._known[one][0] == changed_ns
             else (changed_ns, self._mean_ns(one))
             for one, changed_ns in listed.items()
         }
-        known = self.room.may_lose(self._known) if self.room else self._known
-        choice = {one: self._known[one][1] for one in known}
+        choice = {one: used_ns for one, (_, used_ns) in self._known.items()}
+        if self.room:
+            may_go, here = self.room.may_lose(), self.room.namespace
+            choice = {one: choice[one] for one in choice if may_go(here, *one)}
         while choice:
             coldest = min(choice, key=lambda one: choice[one])
             if choice[coldest] >= colder_than_ns:

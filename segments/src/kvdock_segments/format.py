@@ -37,6 +37,8 @@ COMMITS_AT = 64
 RECORDS_AT = 128
 RECORD_BYTES = 64
 USE_BYTES = 8
+MOST_SLOTS = 1 << 16
+"""Maximum number of slots of a segment: the number of one has 16 bits."""
 
 HEADER = np.dtype(
     [

@@ -237,12 +237,11 @@ class UseClock:
         self._run_ns.clear()
         self._looked_s = time.monotonic()
 
-    def read(self, count: int, deadline_s: float) -> Int64Array:
-        """Return the times of use of pages that are loaded, int64 (count,)."""
-        return self.begin_read(count, deadline_s) - np.arange(count)
+    def read(self, count: int, deadline_s: float) -> int:
+        """Return the time of use of the first of so many pages that are loaded.
 
-    def begin_read(self, count: int, deadline_s: float) -> int:
-        """Return the time of use of the first of so many pages that are loaded."""
+        Each further one counts as used a nanosecond before the one in front of it.
+        """
         self.end_run()
         first_ns = self._next_ns.get(-deadline_s) or self.now_ns()
         self._note(-deadline_s, first_ns - count)
@@ -305,7 +304,7 @@ class Index:
     def nbytes(self) -> int:
         """Memory of the index, bytes."""
         arrays = (self.records, self.used_ns, self.segment_of)
-        fixed = self.table.nbytes + self.history.nbytes
+        fixed = self.table.nbytes + self.history.ghosts.nbytes
         return fixed + sum(array.nbytes for array in arrays)
 
     def open_rows(self, slots: int, object_bytes: int = 0) -> RowRange:

@@ -16,6 +16,7 @@ from kvdock_segments import ownership
 from kvdock_segments.format import (
     COMMITS_AT,
     HEADER_BYTES,
+    MOST_SLOTS,
     RECORD,
     RECORD_BYTES,
     RECORDS_AT,
@@ -32,9 +33,6 @@ from kvdock_segments.format import (
 from kvdock_segments.io import preallocate_file
 from kvdock_segments.ownership import WriterLiveness
 from kvdock_segments.paths import IndexName, open_file
-
-_MOST_SLOTS = 1 << 16
-"""Maximum number of slots of an index file: the number of a slot has 16 bits."""
 
 
 @attrs.frozen(eq=False)
@@ -74,7 +72,7 @@ def read_header(fd: int, name: IndexName) -> Records | None:
     header = parse_header(os.pread(fd, HEADER_BYTES, 0))
     if header is None or int(header["segment"][0]) != name.segment:
         return None
-    if int(header["slots"][0]) > _MOST_SLOTS or int(header["slot_bytes"][0]) >= 2**47:
+    if int(header["slots"][0]) > MOST_SLOTS or int(header["slot_bytes"][0]) >= 2**47:
         return None  # beyond what kvdock writes
     return header
 
@@ -132,7 +130,7 @@ def read_commits(fd: int) -> int:
     return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
 
 
-def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
+def read_uses(fd: int, slots: int, *, most: int = MOST_SLOTS) -> Int64Array:
     """Return when each slot was last used, int64 (slots,); 0 where unknown.
 
     No more than the first `most` are read.
@@ -142,13 +140,8 @@ def read_uses(fd: int, slots: int, *, most: int = _MOST_SLOTS) -> Int64Array:
     return credible_uses(np.frombuffer(raw, "<i8").astype(np.int64))
 
 
-def read_record(fd: int, slot: int) -> bytes:
-    """Return the bytes of one record."""
-    return os.pread(fd, RECORD_BYTES, RECORDS_AT + slot * RECORD_BYTES)
-
-
 def _runs(slots: Int64Array) -> Iterator[tuple[int, int]]:
-    """Divide ascending slots into runs of neighbours: (first, last + 1)."""
+    """Divide slots into ascending runs of neighbours: (first, last + 1)."""
     if not len(slots):
         return iter(())
     edges = (slots[1:] - slots[:-1] != 1).nonzero()[0] + 1
@@ -160,7 +153,7 @@ def read_records(fd: int, slots: Int64Array) -> Records:
 
     Args:
         fd: The open index file.
-        slots: int64 (n,), ascending.
+        slots: int64 (n,).
 
     Returns:
         (n,), as they are; zeros beyond the end of the file.
@@ -207,10 +200,7 @@ def retire_records(fd: int, slots: Int64Array, believed: Records) -> BoolArray:
     Returns:
         bool (n,): which of them were erased; the others had been replaced.
     """
-    stored = b"".join(
-        read_record(fd, slot).ljust(RECORD_BYTES, b"\0") for slot in slots.tolist()
-    )
-    same = are_same(np.frombuffer(stored, RECORD), believed)
+    same = are_same(read_records(fd, slots), believed)
     erase_records(fd, slots[same])
     return same
 

@@ -6,8 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from kvdock.daemon_threads import DaemonThreads
+if TYPE_CHECKING:
+    from kvdock.daemon_threads import DaemonThreads
 
 Work = Callable[[int, int], None]
 """Moves what is numbered from the first number up to, not including, the second."""
@@ -64,20 +66,12 @@ class _Job:
             raise self._error
 
 
-class Helpers:
-    """Helper threads, each started when it is first needed."""
-
-    def __init__(self, most: int) -> None:
-        self._threads = DaemonThreads(most)
-        # They end with the engine, which waits for them.
-        self.close = self._threads.close
-
-    def share(self, work: Work, tasks: Tasks) -> None:
-        """Do tasks on this thread, and on as many helpers as there are tasks for."""
-        job = _Job(work, tasks)
-        try:
-            with suppress(RuntimeError):  # a limit of the system: nobody helps
-                self._threads.submit(job.help, len(tasks) - 1)
-            job.run()
-        finally:
-            job.end()
+def share(helpers: DaemonThreads, work: Work, tasks: Tasks) -> None:
+    """Do tasks on this thread, and on as many helpers as there are tasks for."""
+    job = _Job(work, tasks)
+    try:
+        with suppress(RuntimeError):  # a limit of the system: nobody helps
+            helpers.submit(job.help, len(tasks) - 1)
+        job.run()
+    finally:
+        job.end()

@@ -35,13 +35,8 @@ import xxhash
 from kvdock_segments.index_file import open_index, read_contents
 from kvdock_segments.namespace_files import PROMISES
 from kvdock_segments.ownership import WriterLiveness
-from kvdock_segments.paths import (
-    IndexName,
-    listing,
-    open_file,
-    open_folder,
-    pool_folders,
-)
+from kvdock_segments.paths import closing_fd, open_file
+from kvdock_segments.walk import index_names, pools
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
@@ -147,8 +142,7 @@ class Ledger:
     @contextmanager
     def _opened(self, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
         """Open the file with its lock, which no living process holds for long."""
-        fd = open_file(self.namespace_fd, PROMISES, flags)
-        try:
+        with closing_fd(open_file(self.namespace_fd, PROMISES, flags)) as fd:
             end_s = time.monotonic() + _WAIT_S
             while True:
                 try:
@@ -159,8 +153,6 @@ class Ledger:
                         raise
                     time.sleep(_PAUSE_S)
             yield fd
-        finally:
-            os.close(fd)
 
     def _read(self, fd: int) -> _Rows:
         raw = os.pread(fd, _HEAD + _ROW.itemsize * _MOST_ROWS, 0)
@@ -173,30 +165,17 @@ class Ledger:
     def _recounted(self) -> _Rows:
         """Count what the records say."""
         rows = np.zeros(0, _ROW)
-        for pool in pool_folders(self.namespace_fd):
-            with suppress(OSError):
-                folder = open_folder(self.namespace_fd, pool)
-                try:
-                    with listing(folder) as entries:
-                        parsed = [IndexName.parse(entry.name) for entry in entries]
-                    for name in filter(None, parsed):
-                        rows = _with_segment(rows, folder, name)
-                finally:
-                    os.close(folder)
+        for _, folder in pools(self.namespace_fd, OSError):
+            for name in index_names(folder):
+                with (
+                    suppress(OSError),
+                    closing_fd(open_index(folder, str(name))) as fd,
+                ):
+                    contents = read_contents(fd, name, 2**62)
+                    if contents is not None:
+                        come = contents.records
+                        rows = _changed(rows, contents.slot_bytes, come[:0], come)
         return rows
-
-
-def _with_segment(rows: _Rows, folder: int, name: IndexName) -> _Rows:
-    with suppress(OSError):
-        fd = open_index(folder, str(name))
-        try:
-            contents = read_contents(fd, name, 2**62)
-        finally:
-            os.close(fd)
-        if contents is not None:
-            none = contents.records[:0]
-            return _changed(rows, contents.slot_bytes, none, contents.records)
-    return rows
 
 
 def _by_tenant(rows: _Rows) -> Counter[int]:

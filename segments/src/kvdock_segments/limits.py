@@ -16,10 +16,6 @@ LEAST_SEGMENTS = 12
 """Minimum number of segments of a quota; eviction takes one segment at a time."""
 
 
-MOST_SLOTS = 1 << 16
-"""Maximum number of slots of a segment."""
-
-
 def _distinct(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sizes))
 

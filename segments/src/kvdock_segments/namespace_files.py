@@ -7,8 +7,9 @@ a store from being opened.
 
 from __future__ import annotations
 
+import json
 import logging
-import os
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from kvdock_segments.paths import (
     listing,
     read_aside,
     remove,
+    status_of,
     write_aside,
 )
 
@@ -43,6 +45,16 @@ _IN_WRITING_S = 60.0
 def read_record(namespace_fd: int) -> bytes:
     """Return the record of a namespace, or b"" if it is not stored."""
     return read_aside(namespace_fd, RECORD_NAME)
+
+
+def parse_record(namespace_fd: int, namespace: str) -> Mapping[str, object]:
+    """Return the record of a namespace, one of a later version too; {} for none."""
+    with suppress(OSError, ValueError, RecursionError):
+        record = read_record(namespace_fd)
+        found = json.loads(record) if fits(record, namespace) else None
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def keep_files(
@@ -73,7 +85,7 @@ def _keep_record(namespace_fd: int, namespace: str, record: bytes) -> None:
             problem,
             "it is written again" if record else "it is not used",
         )
-    elif exists(namespace_fd, RECORD_NAME):
+    elif status_of(namespace_fd, RECORD_NAME):
         return
     if not record:
         return
@@ -120,28 +132,19 @@ def _record_problem(namespace_fd: int, namespace: str) -> str:
         if error.errno in OUT_OF_FILES:
             raise
         return f"cannot be read ({error.strerror})"
-    if fits(stored, namespace) or not exists(namespace_fd, RECORD_NAME):
+    if fits(stored, namespace) or not status_of(namespace_fd, RECORD_NAME):
         return ""
     return "does not fit the namespace's digest"
 
 
 def _tenure_is_damaged(namespace_fd: int) -> bool:
-    there = exists(namespace_fd, ownership.FILE_NAME)
+    there = status_of(namespace_fd, ownership.FILE_NAME) is not None
     return there and ownership.read_liveness(namespace_fd) is None
 
 
 def _in_writing(folder: int, name: str) -> bool:
-    with suppress(FileNotFoundError):
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        age_ns = earlier_now_ns(folder) - status.st_mtime_ns
-        return name.startswith(".") and age_ns < _IN_WRITING_S * 1e9
-    return True  # it is gone
-
-
-def exists(folder: int, name: str) -> bool:
-    """Return whether a folder has an entry of a name, of any kind."""
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    status = status_of(folder, name)
+    if status is None:
+        return True  # it is gone
+    age_ns = earlier_now_ns(folder) - status.st_mtime_ns
+    return name.startswith(".") and age_ns < _IN_WRITING_S * 1e9

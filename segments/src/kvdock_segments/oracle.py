@@ -74,9 +74,7 @@ class SegmentOracle:
 
     def remove(self, key: str) -> None:
         """Blank a slot; its record stays."""
-        place = self._place(key)
-        with place.path.open("r+b") as file:
-            os.pwrite(file.fileno(), bytes(place.nbytes), place.offset)
+        self.poke(key, 0, bytes(self._place(key).nbytes))
 
     @contextmanager
     def failing(
@@ -94,7 +92,7 @@ class SegmentOracle:
         while hasattr(handle, "inner"):  # a store around a store
             handle = handle.inner
         store = cast("SegmentStore", handle)
-        engine, files = store._engine, store._catalog._files  # noqa: SLF001 - not public
+        engine, files = store._engine, store._catalog.files  # noqa: SLF001 - not public
         move = engine.move
 
         def moved(request: IORequest) -> IOResult:

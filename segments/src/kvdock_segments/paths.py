@@ -187,24 +187,14 @@ def _make_root(root: Path) -> None:
     `Path.mkdir` would make the parents as the umask has it: with one of 0, others
     could rename the root and put their own in its place.
     """
-    missing = []
-    folder = root
-    while True:
-        try:
-            folder.mkdir(mode=0o700)
-            break
-        except FileNotFoundError:
-            if folder == folder.parent:
-                raise
-            missing.append(folder)
-            folder = folder.parent
-        except OSError:
-            if not folder.is_dir():
-                raise
-            break
-    for folder in reversed(missing):
+    for folder in reversed(missing_folders(root)):
         with suppress(FileExistsError):  # another process was first
             folder.mkdir(mode=0o700)
+
+
+def missing_folders(root: Path) -> list[Path]:
+    """Return a root and those above it that have to be made, from the root upwards."""
+    return [one for one in (root, *root.parents) if not os.path.lexists(one)]
 
 
 def find_exposed_parent(root: Path) -> Path | None:
@@ -267,6 +257,13 @@ def open_and_look(folder: int, name: str, flags: int) -> tuple[int, os.stat_resu
     raise OSError(errno.ENXIO, "not a regular file", name)
 
 
+def status_of(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of an entry of any kind; None if it is missing."""
+    with suppress(FileNotFoundError):
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return None
+
+
 @contextmanager
 def closing_fd(fd: int) -> Iterator[int]:
     """Close a descriptor when a block ends; the value is the descriptor."""
@@ -319,18 +316,13 @@ def listing(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def open_namespace(root: int, namespace: str, record: bytes = b"") -> int:
-    """Open a namespace's folder; create it if it is missing.
+    """Open a namespace's folder under a lock that keeps it; create it if it is missing.
 
     The digest is the SHA-256 of the record, which is what the namespace covers.
     """
     check_namespace(namespace)
     if record and not fits(record, namespace):
         raise NamespaceError(f"the record does not match namespace {namespace[:12]}")
-    return _open_in_use(root, namespace)
-
-
-def _open_in_use(root: int, namespace: str) -> int:
-    """Open a namespace's folder under a lock that keeps it from being removed."""
     while True:
         fd = open_folder(root, namespace, create=True)
         try:
@@ -380,10 +372,10 @@ def write_aside(folder: int, name: str, content: bytes) -> None:
 
 def _set_aside(folder: int, name: str) -> None:
     """Give what is not a file another name: some of it no file can replace."""
-    with suppress(FileNotFoundError):
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode):
-            other = f"{name}.{os.urandom(8).hex()}.damaged"
+    status = status_of(folder, name)
+    if status and not stat.S_ISREG(status.st_mode):
+        other = f"{name}.{os.urandom(8).hex()}.damaged"
+        with suppress(FileNotFoundError):
             os.rename(name, other, src_dir_fd=folder, dst_dir_fd=folder)
 
 

@@ -27,6 +27,7 @@ import xxhash
 
 from kvdock import native
 from kvdock.arrays import any_of
+from kvdock.daemon_threads import DaemonThreads
 from kvdock.synchronization import ProcessGuard
 from kvdock_segments import paths
 from kvdock_segments.bounce import BLOCK, BounceBuffer
@@ -45,7 +46,7 @@ from kvdock_segments.io import (
     plan_request,
     tasks_of,
 )
-from kvdock_segments.io_threads import Helpers, Tasks, Work
+from kvdock_segments.io_threads import Tasks, Work, share
 
 if TYPE_CHECKING:
     from kvdock.batch import MemoryGate
@@ -75,7 +76,7 @@ class PosixIOEngine(IOEngine):
         self._bounce = BounceBuffer(MOST_GRANULE)
         # One entry for each call under way: a list is changed without a lock.
         self._calls: list[None] = []
-        self._helpers = Helpers(self._threads - 1)
+        self._helpers = DaemonThreads(self._threads - 1)
         self._guard = ProcessGuard()
 
     def slot_bytes(self, object_bytes: int) -> int:
@@ -185,12 +186,12 @@ class PosixIOEngine(IOEngine):
         if len(tasks) == 1 or self._threads == 1 or alone:
             work(tasks[0][0], tasks[-1][1])
         else:
-            self._pool().share(work, tasks)
+            share(self._pool(), work, tasks)
 
-    def _pool(self) -> Helpers:
+    def _pool(self) -> DaemonThreads:
         if self._guard.forked:
             # A child inherits the object of the pool and none of its threads.
-            self._helpers = Helpers(self._threads - 1)
+            self._helpers = DaemonThreads(self._threads - 1)
             self._guard = ProcessGuard()
         return self._helpers
 

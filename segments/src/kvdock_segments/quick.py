@@ -68,14 +68,12 @@ class QuickWay:
                     if segment is None or index.object_bytes_in[number] != size:
                         return None
                     token = catalog.open_one(segment)
-                    if token is None:
-                        return None
                     held.append(segment)
                     tokens.append(token)
                     call.slot_bytes[place] = segment.slot_bytes
                     if type(token) is int:
                         call.tokens[place] = token
-                first_ns = index.clock.begin_read(count, batch.deadline_s)
+                first_ns = index.clock.read(count, batch.deadline_s)
                 compiled.plan(where, call.address, count, first_ns)
                 # Copies: they are counted later, and the next call writes over these.
                 stored_ns, used_ns = call.stored_ns[:count], call.used_ns[:count]
@@ -103,6 +101,8 @@ class QuickWay:
             ):
                 return None
             nbytes = result.nbytes.copy()  # the next call writes over it
+        except OSError:  # a file cannot be opened
+            return None
         finally:
             catalog.release_all(held)
         with catalog.lock:

@@ -56,8 +56,8 @@ class Reader:
         found = catalog.lookup(batch.keys)
         if len(found.there):
             with catalog.lock:
-                used_ns = catalog.index.clock.read(len(batch), batch.deadline_s)
-                catalog.index.touch(found.rows, used_ns[found.there])
+                first_ns = catalog.index.clock.read(len(batch), batch.deadline_s)
+                catalog.index.touch(found.rows, first_ns - found.there)
                 held = catalog.open(found.numbers)
             try:
                 files = held.position_of(found.records["segment"])

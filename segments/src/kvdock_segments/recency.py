@@ -128,7 +128,7 @@ class PrefixLookups:
             used_ns = lookup.asked_ns - np.arange(len(lookup.digests))
             lookup.since_ns = self._index.history.begin(lookup.digests, used_ns)
             if first:
-                self._refresh(lookup.digests[:first], lookup.asked_ns)
+                self.refresh(lookup.digests[:first], lookup.asked_ns)
         self._drop(lookup.key)
         lookup.next = first + len(digests)
         if lookup.next < len(lookup.digests):
@@ -154,19 +154,19 @@ class PrefixLookups:
                 return lookup, int(at[0])
         return None, 0
 
-    def _refresh(self, digests: UInt64Array, asked_ns: int) -> None:
-        """Note that the pages of a prefix are in use.
+    def refresh(self, digests: UInt64Array, first_ns: int) -> None:
+        """Note that the pages of a prefix are in use; reads no file.
 
         Args:
             digests: uint64 (n, 2), in the order of the prefix.
-            asked_ns: The time of use of the first.
+            first_ns: The time of use of the first.
         """
         index = self._index
         rows = index.find(digests)
         there = np.flatnonzero(rows != ABSENT)
         # Those that were loaded since are in use already.
-        there = there[index.used_ns[rows[there]] < asked_ns - there]
+        there = there[index.used_ns[rows[there]] < first_ns - there]
         rows = rows[there]
-        index.touch(rows, asked_ns - there)
+        index.touch(rows, first_ns - there)
         for number in np.unique(index.segment_of[rows]).tolist():
             self._segments[number].touched = True

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -22,13 +23,12 @@ from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.erasing import wipe
 from kvdock_segments.format import RECORD, records_in_words, with_checksums
 from kvdock_segments.index_file import erase_records
-from kvdock_segments.paths import open_file
+from kvdock_segments.paths import closing_fd, open_file
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
     from kvdock_segments.allocator import SegmentAllocator
     from kvdock_segments.catalog import Catalog, LookupResult
-    from kvdock_segments.directory import SegmentDirectory
     from kvdock_segments.format import Records
     from kvdock_segments.segment import Segment
 
@@ -86,13 +86,12 @@ class Retainer:
         if segment.owned:
             yield True
             return
-        folder = self._folder_of(segment)
+        folder = self._catalog.folder_of(segment)
         full = segment.name.state == "idx"
         allocator = self._allocator
-        if not allocator.may_claim(folder, segment):
-            yield False
-            return
-        if not allocator.claim(folder, segment):
+        if not (
+            allocator.may_claim(folder, segment) and allocator.claim(folder, segment)
+        ):
             yield False
             return
         try:
@@ -100,10 +99,6 @@ class Retainer:
         finally:
             with self._catalog.lock, suppress(OSError), folder.own_change():
                 segment.release(full=full)
-
-    def _folder_of(self, segment: Segment) -> SegmentDirectory:
-        folders = self._catalog.folders.values()
-        return next(folder for folder in folders if folder.fd == segment.folder)
 
     def _change(
         self, batch: Batch, found: LookupResult, mine: Int64Array, segment: Segment
@@ -129,8 +124,7 @@ class Retainer:
             until = np.where(ends > 0, np.minimum(until, ends), until)
             asked = np.flatnonzero(same & (records["keep_until"] < until))
             if len(asked):
-                most, shares = self._allocator.promise_bytes(), self._allocator.shares
-                may = ledger.promise(each, before[asked], until[asked], most, shares)
+                may = self._allocator.promise(each, before[asked], until[asked])
                 outcomes[asked[~may]] = _REFUSED
                 records["keep_until"][asked[may]] = until[asked[may]]
             counted = records.copy()
@@ -157,7 +151,7 @@ class Retainer:
 
     def _tell_others(self, segment: Segment) -> None:
         """Have other processes read the records again of a segment that is filled."""
-        with suppress(OSError), self._folder_of(segment).own_change():
+        with suppress(OSError), self._catalog.folder_of(segment).own_change():
             os.utime(segment.folder)
 
     # --- Erasing -------------------------------------------------------------
@@ -172,20 +166,12 @@ class Retainer:
         with self._catalog.lock:
             rows = self._index.expired_rows(GRACE_S)
             numbers = self._index.segment_of[rows]
-        erased = 0
+        over, erased = partial(self._index.is_expired, grace_s=GRACE_S), 0
         for number in np.unique(numbers).tolist():
-            segment = self._catalog.segments.get(number)
-            if segment is None or (stopped and stopped.is_set()):
-                continue
-            with self._writing(segment) as writes:
-                if writes:
-                    some = rows[numbers == number]
-                    erased += self._erase(segment, some, self._is_over)
+            if not (stopped and stopped.is_set()):
+                erased += self._erase_in(number, lambda: rows, over)
         self._catalog.counts["pages_expired"] += erased
         return erased
-
-    def _is_over(self, row: int) -> bool:
-        return self._index.is_expired(row, GRACE_S)
 
     def erase(self, digests: UInt64Array, deadline_s: float) -> BoolArray:
         """Overwrite pages, and forget them in all processes.
@@ -200,18 +186,12 @@ class Retainer:
         with lock:
             numbers = index.segment_of[index.rows_of(digests)]
         for number in np.unique(numbers).tolist():
-            segment = self._catalog.segments.get(number)
-            if segment is None or time.monotonic() > deadline_s:
-                continue
             # Its new name makes all others read it again, without these pages.
-            with suppress(OSError), self._writing(segment) as writes:
-                if writes:
-                    with lock:
-                        rows = index.rows_of(digests)
-                        rows = rows[index.segment_of[rows] == segment.rows.number]
-                    self._erase(
-                        segment,
-                        rows,
+            with suppress(OSError):
+                if time.monotonic() <= deadline_s:
+                    self._erase_in(
+                        number,
+                        lambda: index.rows_of(digests),
                         lambda row: (*index.words[row, :2].tolist(),) in wanted,
                     )
         with lock:
@@ -225,45 +205,59 @@ class Retainer:
         """
         timed = found.records["expire_at"] > 0
         timed |= self._index.max_age_s > 0
+        rows, records = found.rows[timed], self._index.records
+        believed = dict(zip(rows.tolist(), found.records[timed], strict=True))
         for number in np.unique(found.numbers[timed]).tolist():
-            segment = self._catalog.segments.get(number)
-            some = timed & (found.numbers == number)
-            believed = dict(
-                zip(found.rows[some].tolist(), found.records[some], strict=True)
-            )
-            if segment is None:
-                continue
-            with suppress(OSError), self._writing(segment) as writes:
-                if writes:
-                    self._erase(
-                        segment,
-                        np.unique(found.rows[some]),
-                        lambda row: self._index.records[row] == believed[row],  # noqa: B023
-                    )
+            with suppress(OSError):
+                self._erase_in(
+                    number, lambda: rows, lambda row: records[row] == believed[row]
+                )
+
+    def _erase_in(
+        self,
+        number: int,
+        candidates: Callable[[], Int64Array],
+        still: Callable[[int], bool],
+    ) -> int:
+        """Overwrite pages of one segment, unless another process fills it.
+
+        Args:
+            number: Of the segment in the index.
+            candidates: Return rows that may hold such a page, of any segment: asked
+                once the segment was read again.
+            still: Say of a row whether it holds such a page.
+        """
+        segment = self._catalog.segments.get(number)
+        if segment is None:
+            return 0
+        with self._writing(segment) as writes:
+            if not writes:
+                return 0
+            with self._catalog.lock:
+                rows = candidates()
+                rows = np.unique(rows[self._index.segment_of[rows] == number])
+            return self._erase(segment, rows, still)
 
     def _erase(
         self, segment: Segment, rows: Int64Array, still: Callable[[int], bool]
     ) -> int:
-        """Overwrite the slots of some pages, then their records.
-
-        `still` says of a row whether it holds such a page.
-        """
+        """Overwrite the slots of some pages, then their records."""
         erased, size = [], segment.slot_bytes
         fd = open_file(segment.folder, segment.name.data, os.O_WRONLY)
         try:
-            for row in rows.tolist():
-                # Under the lock no other thread evicts the page and fills its slot.
-                with self._catalog.lock:
-                    if not (segment.owned and still(row)):
-                        continue
-                    slots = np.array([row - segment.rows.first])
-                    wipe(fd, int(slots[0]) * size, size)
-                    erase_records(segment.index_fd, slots)
-                    erased.append(self._index.records[row].copy())
-                    self._index.forget_in(segment.rows, slots)
-            os.fdatasync(fd)
+            with closing_fd(fd):
+                for row in rows.tolist():
+                    # Under the lock no other thread evicts the page and fills its slot.
+                    with self._catalog.lock:
+                        if not (segment.owned and still(row)):
+                            continue
+                        slots = np.array([row - segment.rows.first])
+                        wipe(fd, int(slots[0]) * size, size)
+                        erase_records(segment.index_fd, slots)
+                        erased.append(self._index.records[row].copy())
+                        self._index.forget_in(segment.rows, slots)
+                os.fdatasync(fd)
         finally:
-            os.close(fd)
             self._catalog.ledger.give_back(size, np.array(erased, RECORD))
         return len(erased)
 

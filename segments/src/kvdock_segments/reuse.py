@@ -162,11 +162,6 @@ class ReuseHistory:
         self._learned_ns = 0
         self._curves: Float64Array | None = None  # see `_curves_of`
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that grows with the store, bytes."""
-        return self.ghosts.nbytes
-
     def note(
         self, stored_ns: Int64Array | int, used_ns: Int64Array | int, now_ns: int
     ) -> None:

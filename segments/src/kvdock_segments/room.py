@@ -11,201 +11,35 @@ that is not listed (any more) counts for `default`. Room is bytes of pages.
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
 from kvdock.capacity import TenantUse
-from kvdock.config.tenants import NO_TENANT, tenant_number
-from kvdock_segments import ownership, paths
-from kvdock_segments.cleanup import delete_if_unowned
-from kvdock_segments.index_file import open_index, read_contents
-from kvdock_segments.ledger import Ledger
-from kvdock_segments.namespace_files import read_record
-from kvdock_segments.ownership import WriterLiveness
-from kvdock_segments.paths import (
-    SETTLED_NS,
-    IndexName,
-    listing,
-    open_folder,
-    pool_folders,
-)
-from kvdock_segments.tenant_count import TenantCount, owners, sums
+from kvdock.config.tenants import NO_TENANT
+from kvdock_segments.elsewhere import Elsewhere, OtherSegment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kvdock.arrays import BoolArray
     from kvdock.config.tenants import Tenants
-    from kvdock_segments.index import Index
-    from kvdock_segments.limits import StoreLocation
-
-_LOOK_S = 0.5
-"""Least seconds between two looks at the index files of other pools."""
-_PATIENCE = 20
-"""How many times as long as a look takes is waited before the next one."""
-
-
-@attrs.frozen(eq=False)
-class _Elsewhere:
-    """What the tenants have in one segment that is in no index of this process.
-
-    Args:
-        stamp_ns: When that was changed, as it was read.
-        settled: Whether no later change can have the same time.
-        nbytes: Bytes of pages by tenant.
-    """
-
-    namespace: str
-    folder: str
-    name: IndexName
-    stamp_ns: int
-    settled: bool
-    nbytes: Counter[int]
-
-
-class RootRoom:
-    """What tenants have in the index files of a store; each is read when it changes."""
-
-    def __init__(self, root: Path, listed: Collection[int]) -> None:
-        self._root = root
-        self._listed = listed
-        self._salted: dict[str, int] = {}
-        self.segments: dict[tuple[str, str, str], _Elsewhere] = {}
-        self.promised: Counter[int] = Counter()
-
-    def look(self, namespace: str = "", skipped: Collection[str] = ()) -> None:
-        """Bring `segments` and `promised` in line with the files.
-
-        Folders of `namespace` in `skipped` are left out, and its promises.
-        """
-        found, promised = {}, Counter[int]()
-        with suppress(OSError):
-            root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                for one in paths.namespaces_in(root):
-                    left_out = skipped if one == namespace else ()
-                    with suppress(OSError):  # it may be deleted meanwhile
-                        found.update(self._look_at(root, one, left_out))
-                        if one != namespace:
-                            promised += self._promised_in(root, one)
-            finally:
-                os.close(root)
-        self.segments, self.promised = found, promised
-
-    def _promised_in(self, root: int, namespace: str) -> Counter[int]:
-        fd = open_folder(root, namespace)
-        try:
-            found = Ledger(fd, WriterLiveness.LOCKS).by_tenant()
-        finally:
-            os.close(fd)
-        return self._owned(found, namespace)
-
-    def _owned(self, found: Counter[int], namespace: str) -> Counter[int]:
-        numbers, nbytes = np.array([*found]), np.array([*found.values()])
-        whose = owners(numbers.astype(np.int64), self._listed, self._salted[namespace])
-        return Counter(dict(sums(whose, nbytes)))
-
-    def _look_at(
-        self, root: int, namespace: str, skipped: Collection[str]
-    ) -> dict[tuple[str, str, str], _Elsewhere]:
-        found = {}
-        fd = open_folder(root, namespace)
-        try:
-            if namespace not in self._salted:
-                self._salted[namespace] = _salted(fd)
-            for pool in pool_folders(fd):
-                if pool not in skipped:
-                    folder = open_folder(fd, pool)
-                    try:
-                        for one in self._list(folder, namespace, pool):
-                            found[namespace, pool, str(one.name)] = one
-                    finally:
-                        os.close(folder)
-        finally:
-            os.close(fd)
-        return found
-
-    def _list(self, folder: int, namespace: str, pool: str) -> Iterator[_Elsewhere]:
-        now_ns = time.time_ns()
-        with listing(folder) as entries:
-            names = [one for entry in entries if (one := IndexName.parse(entry.name))]
-        for name in names:
-            with suppress(OSError):
-                known = self.segments.get((namespace, pool, str(name)))
-                stamp_ns = os.stat(str(name), dir_fd=folder).st_mtime_ns
-                if known and known.settled and known.stamp_ns == stamp_ns:
-                    yield known
-                elif name.state != "new":
-                    settled = now_ns - stamp_ns > SETTLED_NS
-                    nbytes = self._read(folder, namespace, name)
-                    yield _Elsewhere(namespace, pool, name, stamp_ns, settled, nbytes)
-
-    def _read(self, folder: int, namespace: str, name: IndexName) -> Counter[int]:
-        """Count bytes of pages in one segment."""
-        fd = open_index(folder, str(name))
-        try:
-            data = os.stat(name.data, dir_fd=folder, follow_symlinks=False)
-            contents = read_contents(fd, name, data.st_size)
-        finally:
-            os.close(fd)
-        if contents is None:
-            return Counter()
-        live = contents.records[contents.records["check"] != 0]
-        numbers = live["tenant"].astype(np.int64)
-        whose = owners(numbers, self._listed, self._salted[namespace])
-        each = np.full(len(live), contents.object_bytes)
-        return Counter(dict(sums(whose, each)))
-
-    def used(self) -> Counter[int]:
-        """Return the bytes of each tenant as they were found."""
-        return sum((one.nbytes for one in self.segments.values()), Counter[int]())
-
-    def delete(self, one: _Elsewhere) -> bool:
-        """Delete a segment, unless it has a writer or promised pages."""
-        self.segments.pop((one.namespace, one.folder, str(one.name)), None)
-        with suppress(OSError):
-            root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fd = open_folder(root, one.namespace)
-            finally:
-                os.close(root)
-            try:
-                kept_by = ownership.read_liveness(fd)
-                return delete_if_unowned(fd, one.folder, str(one.name), kept_by)
-            finally:
-                os.close(fd)
-        return False
+    from kvdock_segments.tenant_count import TenantCount
 
 
 def _all_above(
-    one: _Elsewhere, over: Mapping[int, int], *, but: int | None = None
+    one: OtherSegment, over: Mapping[int, int], *, but: int | None = None
 ) -> bool:
     """Return whether tenants have a segment's pages above their quotas, but for one."""
     return all(
         nbytes <= over.get(number, 0)
-        for number, nbytes in one.nbytes.items()
+        for number, nbytes in one.tenants.items()
         if number != but
     )
-
-
-def _salted(namespace_fd: int) -> int:
-    """Return the number of the tenant that a namespace's salt would belong to."""
-    with suppress(OSError, ValueError, RecursionError, AttributeError):
-        salt = json.loads(read_record(namespace_fd)).get("salt_sha256")
-        if salt:
-            return tenant_number(str(salt))
-    return NO_TENANT
 
 
 class Room:
@@ -214,28 +48,24 @@ class Room:
     Args:
         tenants: The listed tenants; one of them has a quota.
         count: What its pages take.
-        sizes: Sizes of the objects that the index holds.
+        lock: Held around every use of the count.
+        elsewhere: All other pools and namespaces.
     """
 
     def __init__(
         self,
-        place: StoreLocation,
+        namespace: str,
         tenants: Tenants,
-        index: Index,
         count: TenantCount,
         lock: threading.RLock,
-        sizes: Collection[int],
+        elsewhere: Elsewhere,
     ) -> None:
-        self._place = place
-        self._names = tenants.names
+        self.namespace = namespace
+        self._tenants = tenants
         self._rooms = {tenants.number(name): one for name, one in tenants.rooms.items()}
-        self._index = index
         self._lock = lock
-        self._sizes = sizes
         self._count = count
-        self._elsewhere = RootRoom(place.root, self._count.listed)
-        self._looking = threading.Lock()
-        self._next_look_s = -math.inf
+        self._elsewhere = elsewhere
         self._asks = (NO_TENANT, 0)
 
     def ask(self, tenant: int, nbytes: int) -> None:
@@ -245,9 +75,9 @@ class Room:
 
     def used(self) -> Counter[int]:
         """Return the bytes that each tenant takes, by number."""
-        self._look()
+        used = self._elsewhere.look().used()
         with self._lock:
-            return self._count.nbytes + self._elsewhere.used()
+            return self._count.nbytes + used
 
     @property
     def writer(self) -> int:
@@ -270,7 +100,7 @@ class Room:
 
         `promised` is what is promised in this namespace, by numbers of its records.
         """
-        return report(self.used(), self._promised(promised), self._names, self._rooms)
+        return _report(self._tenants, self.used(), self._promised(promised))
 
     def promisable(
         self, tenants: npt.NDArray[np.integer[Any]], each_bytes: int, here: Counter[int]
@@ -293,26 +123,25 @@ class Room:
 
     def _promised(self, here: Counter[int]) -> Counter[int]:
         """Return what is promised to each tenant, in all namespaces."""
-        self._look()
-        found = self._elsewhere.promised.copy()
+        found = self._elsewhere.look().promised.copy()
         for number, nbytes in here.items():
             found[int(self._count.owners(np.array([number]))[0])] += nbytes
         return found
 
-    def may_lose(
-        self, segments: Iterable[tuple[str, str]], namespace: str = ""
-    ) -> Iterator[tuple[str, str]]:
-        """Yield which segments of other pools of a namespace, or this, may go whole.
+    def may_lose(self) -> Callable[[str, str, str], bool]:
+        """Return what says of a namespace, folder and segment whether that may go.
 
-        By folder and name. Not those that hold room of another tenant, nor those that
-        were not looked at yet.
+        Not if it holds room of a tenant other than the one that stores, nor if it was
+        not looked at yet.
         """
+        segments = self._elsewhere.look().segments
         over, writer = self.over(), self.writer
-        here = namespace or self._place.namespace
-        for segment in segments:
-            one = self._elsewhere.segments.get((here, *segment))
-            if not over or (one and _all_above(one, over, but=writer)):
-                yield segment
+
+        def may_go(namespace: str, folder: str, name: str) -> bool:
+            one = segments.get((namespace, folder, name))
+            return not over or (one is not None and _all_above(one, over, but=writer))
+
+        return may_go
 
     def evict_segment(self, *, everywhere: bool) -> bool:
         """Delete a segment elsewhere that holds nothing but pages above a quota.
@@ -320,54 +149,32 @@ class Room:
         If `everywhere`, in other namespaces as well, not in other pools alone: and
         there pages of the tenant that stores, which may be of one prefix here.
         """
-        over, here = self.over(), self._place.namespace
+        over, here = self.over(), self.namespace
         choice = [
             one
-            for one in self._elsewhere.segments.values()
-            if one.name.state == "idx" and one.nbytes
+            for one in list(self._elsewhere.look().segments.values())
+            if one.name.state == "idx" and one.tenants
             if everywhere or one.namespace == here
-            if one.namespace != here or self.writer not in one.nbytes
+            if one.namespace != here or self.writer not in one.tenants
             if _all_above(one, over)
         ]
-        choice.sort(key=lambda one: one.stamp_ns)
+        choice.sort(key=lambda one: one.listed.changed_ns)
         return any(map(self._elsewhere.delete, choice))
 
-    def _look(self) -> None:
-        """Look at the files of other pools, if it is time and no one else does."""
-        began_s = time.monotonic()
-        if began_s < self._next_look_s or not self._looking.acquire(blocking=False):
-            return
-        try:
-            place = self._place
-            own = [paths.pool_folder(place.pool, size) for size in list(self._sizes)]
-            self._elsewhere.look(place.namespace, own)
-            ended_s = time.monotonic()
-            pause_s = max(_LOOK_S, _PATIENCE * (ended_s - began_s))
-            self._next_look_s = ended_s + pause_s
-        finally:
-            self._looking.release()
 
-
-def report(
-    used: Mapping[int, int],
-    promised: Mapping[int, int],
-    names: Mapping[int, str],
-    rooms: Mapping[int, object],
+def _report(
+    tenants: Tenants, used: Mapping[int, int], promised: Mapping[int, int]
 ) -> dict[str, TenantUse]:
-    """Return what each tenant takes and may take, by name."""
+    quotas = {tenants.number(name): room.quota for name, room in tenants.rooms.items()}
     return {
         name: TenantUse(
-            used.get(number, 0),
-            getattr(rooms.get(number), "quota", 0),
-            promised.get(number, 0),
+            used.get(number, 0), quotas.get(number, 0), promised.get(number, 0)
         )
-        for number, name in names.items()
+        for number, name in tenants.names.items()
     }
 
 
 def tenants_in(root: Path, tenants: Tenants) -> dict[str, TenantUse]:
     """Count what tenants take in a store that no process has to have open."""
-    found = RootRoom(root, set(tenants.names))
-    found.look()
-    rooms = {tenants.number(name): room for name, room in tenants.rooms.items()}
-    return report(found.used(), found.promised, tenants.names, rooms)
+    seen = Elsewhere(root, "", Counter(), set(tenants.names)).look()
+    return _report(tenants, seen.used(), seen.promised)

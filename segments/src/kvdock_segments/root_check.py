@@ -12,9 +12,14 @@ from typing import NamedTuple
 
 from kvdock.errors import KvdockError
 from kvdock.units import format_bytes
-from kvdock_segments.paths import find_exposed_parent, namespaces_in, open_root
-from kvdock_segments.unused import OtherNamespaces
-from kvdock_segments.usage import bytes_by_namespace, cleanup_hint
+from kvdock_segments.elsewhere import Elsewhere, Seen
+from kvdock_segments.paths import (
+    find_exposed_parent,
+    missing_folders,
+    namespaces_in,
+    open_root,
+)
+from kvdock_segments.usage import cleanup_hint
 from kvdock_segments.walk import segments
 
 _LITTLE_BYTES = 64 << 20
@@ -40,18 +45,18 @@ def check_root(
     segments have in common. `free_bytes` of the file system stay free for other
     programs.
     """
-    made = [one for one in (root, *root.parents) if not os.path.lexists(one)]
+    made = missing_folders(root)
     try:
         fd = open_root(root, shared=shared)
     except KvdockError as error:
         _remove(made)
         return (RootFinding(ok=False, what=error.what, hint=error.fix),)
-    others = OtherNamespaces(root, "", Counter(), None)
+    seen = Elsewhere(root, "", Counter()).look()
     try:
         findings = [
             _parents(root, shared=shared, missing=bool(made)),
-            _space(fd, root, free_bytes, others.unused_bytes()),
-            *_unused(root, others),
+            _space(fd, root, free_bytes, seen),
+            *_unused(root, seen),
             *_failed_places(fd, root),
         ]
         if direct:
@@ -84,13 +89,11 @@ def _parents(root: Path, *, shared: bool, missing: bool) -> RootFinding:
     )
 
 
-def _space(fd: int, root: Path, free_bytes: int, unused_bytes: int) -> RootFinding:
+def _space(fd: int, root: Path, free_bytes: int, seen: Seen) -> RootFinding:
     status = os.fstatvfs(fd)
     free = status.f_bavail * status.f_frsize
-    room = free - free_bytes + unused_bytes
-    freed_by = (
-        "" if room >= _LITTLE_BYTES else cleanup_hint(root, bytes_by_namespace(fd))
-    )
+    room = free - free_bytes + seen.unused_bytes()
+    freed_by = "" if room >= _LITTLE_BYTES else cleanup_hint(root, seen.nbytes)
     if freed_by:
         freed_by = f" In the store, {freed_by}."
     return RootFinding(
@@ -104,9 +107,9 @@ def _space(fd: int, root: Path, free_bytes: int, unused_bytes: int) -> RootFindi
     )
 
 
-def _unused(root: Path, others: OtherNamespaces) -> Iterator[RootFinding]:
+def _unused(root: Path, seen: Seen) -> Iterator[RootFinding]:
     """Say what is held of namespaces that no process has open."""
-    if unused := others.describe_unused():
+    if unused := seen.describe_unused():
         yield RootFinding(ok=True, what=f"in {root} {unused}")
 
 

@@ -26,17 +26,12 @@ from kvdock_segments.index_file import (
     write_records,
 )
 from kvdock_segments.ownership import WriterLiveness
-from kvdock_segments.paths import IndexName, open_and_look
+from kvdock_segments.paths import IndexName, closing_fd, open_and_look, status_of
 
 _RETRY_S = 60.0
 """Seconds before a slot that could not be written is tried again; eight times as long
 after each further failure."""
 _LONGEST_RETRY_S = 24 * 3600.0
-
-
-def credible_retries(retry_ns: Int64Array) -> Int64Array:
-    """Return times of a next try, cut where a clock was ahead when they were noted."""
-    return np.minimum(retry_ns, time.time_ns() + int(_LONGEST_RETRY_S * 1e9))
 
 
 @attrs.frozen
@@ -143,7 +138,9 @@ class Segment:
         kept = {slot: one for slot, one in self.failed.items() if not live[slot]}
         rows = contents.failed
         slots, counts = rows["slot"].tolist(), rows["key_low"].tolist()
-        times = credible_retries(rows["stored_ns"].astype(np.int64)).tolist()
+        # Cut where a clock was ahead when they were noted.
+        latest_ns = time.time_ns() + int(_LONGEST_RETRY_S * 1e9)
+        times = np.minimum(rows["stored_ns"].astype(np.int64), latest_ns).tolist()
         for slot, failures, retry_ns in zip(slots, counts, times, strict=True):
             kept[slot] = FailedSlot(failures, retry_ns)
         self.failed = kept
@@ -214,11 +211,7 @@ class Segment:
 
     def was_taken_over(self) -> bool:
         """Return whether another process took over or deleted what this one fills."""
-        try:
-            os.stat(str(self.name), dir_fd=self.folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return True
-        return False
+        return status_of(self.folder, str(self.name)) is None
 
     def commit(self, slots: Int64Array, records: Records) -> None:
         """Publish records whose pages are written.
@@ -267,13 +260,12 @@ class Segment:
 
     def write_uses(self, used_ns: Int64Array) -> None:
         """Write the times of use to disk, for other processes and the next start."""
-        with suppress(OSError):
-            fd = open_index(self.folder, str(self.name), write=True)
-            try:
-                self.touched = False
-                os.pwrite(fd, used_ns.astype("<i8").tobytes(), uses_at(self.rows.slots))
-            finally:
-                os.close(fd)
+        with (
+            suppress(OSError),
+            closing_fd(open_index(self.folder, str(self.name), write=True)) as fd,
+        ):
+            self.touched = False
+            os.pwrite(fd, used_ns.astype("<i8").tobytes(), uses_at(self.rows.slots))
 
     def release(self, *, full: bool) -> None:
         """Stop being its writer; called under the lock.

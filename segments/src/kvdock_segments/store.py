@@ -25,6 +25,7 @@ from kvdock_segments import paths
 from kvdock_segments.allocator import SegmentAllocator
 from kvdock_segments.catalog import Catalog
 from kvdock_segments.cleanup import clear_namespace
+from kvdock_segments.elsewhere import Elsewhere
 from kvdock_segments.eviction import OtherPools
 from kvdock_segments.io import slot_bytes_of
 from kvdock_segments.ledger import Ledger
@@ -37,7 +38,6 @@ from kvdock_segments.retention import Retainer
 from kvdock_segments.room import Room
 from kvdock_segments.settings import SegmentSettings
 from kvdock_segments.tracked_keys import TrackedKeys
-from kvdock_segments.unused import OtherNamespaces
 from kvdock_segments.upkeep import Upkeep
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.walk import namespace_of
@@ -143,7 +143,7 @@ class SegmentStore(ClosedAfterUse):
 
     def _open(self) -> None:
         place = self.place
-        others = OtherNamespaces(place.root, place.namespace, self.counts, None)
+        others = Elsewhere(place.root, place.namespace, self.counts)
         while True:
             try:
                 return self._open_once()
@@ -195,10 +195,8 @@ class SegmentStore(ClosedAfterUse):
                 place.root,
                 exposed,
             )
-        try:
+        with paths.closing_fd(root_fd):
             fd = paths.open_namespace(root_fd, place.namespace, place.record)
-        finally:
-            os.close(root_fd)
         try:
             keep_files(fd, place.namespace, place.record, place.liveness)
             Ledger(fd, place.liveness).recount()
@@ -219,30 +217,27 @@ class SegmentStore(ClosedAfterUse):
             self._settings.open_files,
         )
         usage = NamespaceUsage(self._namespace_fd, self.place.liveness)
-        catalog, room = self._catalog, None
-        if catalog.index.tenants is not None:
-            room = Room(
-                self.place,
-                self.place.tenants,
-                catalog.index,
-                catalog.index.tenants,
-                catalog.lock,
-                catalog.folders,
-            )
+        catalog, place, room = self._catalog, self.place, None
+        count = catalog.index.tenants
+        elsewhere = Elsewhere(
+            place.root,
+            place.namespace,
+            self.counts,
+            count.listed if count else (),
+            catalog.folders,
+        )
+        if count:
+            room = Room(place.namespace, place.tenants, count, catalog.lock, elsewhere)
         self._allocator = SegmentAllocator(
             self.place,
             self._namespace_fd,
             self._settings,
+            catalog,
             usage,
             OtherPools(usage, self.counts, room),
             self._engine,
-            self._catalog.index,
-            self._catalog.segments,
-            self._catalog.lock,
-            self.counts,
             self._failures,
-            catalog.ledger,
-            OtherNamespaces(self.place.root, self.place.namespace, self.counts, room),
+            elsewhere,
             room,
         )
         self._reader = Reader(self._catalog, self._engine)
@@ -279,7 +274,7 @@ class SegmentStore(ClosedAfterUse):
             if self._catalog.index.timed:  # also where no call follows
                 self._upkeep.begin()
             return result
-        if failure.errno in OUT_OF_FILES and self._catalog.close_idle():
+        if failure.errno in OUT_OF_FILES and self._catalog.files.close_idle():
             with suppress(OSError):
                 return self._run(batch)
         if failure.errno in _NO_ROOM and batch.operation is Operation.PUT:
@@ -488,7 +483,7 @@ class SegmentStore(ClosedAfterUse):
                 break
             except OSError as error:
                 full = error.errno in OUT_OF_FILES
-                if again or not full or not catalog.close_idle():
+                if again or not full or not catalog.files.close_idle():
                     raise
         with catalog.lock:
             live = catalog.index.live_in
@@ -503,7 +498,7 @@ class SegmentStore(ClosedAfterUse):
             quota_bytes=self._settings.quota,
             free_bytes=self._allocator.free_bytes(),
             index_bytes=catalog.index.nbytes,
-            open_files=catalog.open_files,
+            open_files=len(catalog.files),
             counts=MappingProxyType(dict(self.counts)),
         )
 
@@ -538,7 +533,7 @@ class SegmentStore(ClosedAfterUse):
                 namespace_of(place.root, place.namespace, shared=place.shared) as fd,
             ):
                 used = NamespaceUsage(fd).usage_bytes()
-            elsewhere = OtherNamespaces(place.root, place.namespace, self.counts, None)
+            elsewhere = Elsewhere(place.root, place.namespace, self.counts)
             growth = max(0, self._free_bytes() - settings.free_space)
         else:
             self._check_fork()
@@ -553,7 +548,7 @@ class SegmentStore(ClosedAfterUse):
         limit = used + growth
         # A limit of 0 would mean that it is not known.
         limit = max(1, min(limit, settings.quota or limit))
-        others = elsewhere.nbytes()
+        others = elsewhere.look().nbytes.total()
         return Capacity(used, limit, failed, promised, promises, others, tenants)
 
     def _free_bytes(self) -> int:

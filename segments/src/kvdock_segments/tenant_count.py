@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from kvdock_segments.format import Records
 
 
-def owners(
-    numbers: Int64Array, listed: Collection[int], salted: int = NO_TENANT
-) -> Int64Array:
-    """Return whose room pages take, int64 (n,): a listed tenant's, or `NO_TENANT`.
-
-    Args:
-        numbers: int64 (n,), as their records have them.
-        listed: Numbers of the listed tenants.
-        salted: Number of the tenant that the namespace's salt belongs to.
-    """
-    whose = np.where(numbers == NO_TENANT, salted, numbers)
-    return np.where(np.isin(whose, list(listed)), whose, NO_TENANT)
-
-
 @attrs.define(eq=False)
 class TenantCount:
     """Bytes of the pages of each tenant in one index; kept up under its lock.
@@ -45,8 +31,13 @@ class TenantCount:
     nbytes: Counter[int] = attrs.field(factory=Counter)
 
     def owners(self, numbers: npt.NDArray[np.integer[Any]]) -> Int64Array:
-        """Return whose room pages take, int64 (n,), by what their records have."""
-        return owners(numbers.astype(np.int64), self.listed, self.salted)
+        """Return whose room pages take: a listed tenant's, or `NO_TENANT`.
+
+        Args:
+            numbers: (n,), as the pages' records have them.
+        """
+        whose = np.where(numbers == NO_TENANT, self.salted, numbers).astype(np.int64)
+        return np.where(np.isin(whose, list(self.listed)), whose, NO_TENANT)
 
     def add(self, records: Records, object_bytes: Int64Array) -> None:
         """Count pages that came."""

@@ -16,7 +16,7 @@ from kvdock_segments.cleanup import delete_if_unowned
 from kvdock_segments.eviction import mean_last_used_ns
 from kvdock_segments.format import index_bytes, promised, with_checksums
 from kvdock_segments.ownership import read_liveness
-from kvdock_segments.paths import open_file
+from kvdock_segments.paths import closing_fd, open_file
 from kvdock_segments.retention import GRACE_S
 from kvdock_segments.usage import NamespaceUsage
 from kvdock_segments.walk import segments
@@ -155,18 +155,13 @@ class Upkeep:
 
 def _copy_slots(source: Segment, slots: Int64Array, target: Segment) -> None:
     """Copy slots of one segment to the first ones of another."""
-    reads = open_file(source.folder, source.name.data, os.O_RDONLY)
-    try:
-        writes = open_file(target.folder, target.name.data, os.O_WRONLY)
-        try:
+    size = source.slot_bytes
+    reading = open_file(source.folder, source.name.data, os.O_RDONLY)
+    with closing_fd(reading) as reads:
+        writing = open_file(target.folder, target.name.data, os.O_WRONLY)
+        with closing_fd(writing) as writes:
             for place, slot in enumerate(slots.tolist()):
-                size = source.slot_bytes
-                page = os.pread(reads, size, slot * size)
-                os.pwrite(writes, page, place * size)
-        finally:
-            os.close(writes)
-    finally:
-        os.close(reads)
+                os.pwrite(writes, os.pread(reads, size, slot * size), place * size)
 
 
 def shrink(

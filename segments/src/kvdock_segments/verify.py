@@ -18,8 +18,8 @@ import xxhash
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock.stores import Verified
 from kvdock_segments.cleanup import linked_segments
-from kvdock_segments.format import RECORD, are_same, expired, records_in_words
-from kvdock_segments.index_file import read_record, retire_records
+from kvdock_segments.format import are_same, expired, records_in_words
+from kvdock_segments.index_file import read_records, retire_records
 from kvdock_segments.namespace_files import damaged_files
 from kvdock_segments.paths import data_name
 from kvdock_segments.walk import Location, StoredSegment, namespace_of, segments
@@ -110,9 +110,8 @@ def _checked(
 
 def _stands(segment: StoredSegment, slot: int) -> bool:
     """Return whether a record is on disk as it was read."""
-    stored = np.frombuffer(read_record(segment.index_fd, slot), RECORD)
-    believed = segment.contents.records[slot : slot + 1]
-    return len(stored) == 1 and bool(are_same(stored, believed)[0])
+    stored = read_records(segment.index_fd, np.array([slot]))
+    return bool(are_same(stored, segment.contents.records[slot : slot + 1])[0])
 
 
 def checksum(fd: int, spot: Location) -> int | None:

@@ -7,7 +7,8 @@ so it finds what a new process would find.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -17,9 +18,15 @@ import numpy as np
 from kvdock.arrays import BoolArray
 from kvdock.errors import KvdockError, NamespaceError
 from kvdock_segments import paths
-from kvdock_segments.format import RECORD_BYTES, RECORDS_AT, key_digests, key_seed
+from kvdock_segments.format import (
+    RECORD_BYTES,
+    RECORDS_AT,
+    key_digests,
+    key_seed,
+    slots_of,
+)
 from kvdock_segments.index_file import IndexContents, open_index, read_contents
-from kvdock_segments.paths import IndexName, closing_fd
+from kvdock_segments.paths import IndexName, closing_fd, data_segment
 
 
 @attrs.frozen(kw_only=True)
@@ -89,19 +96,78 @@ class StoredSegment:
         )
 
 
-def pools(namespace_fd: int) -> Iterator[tuple[str, int]]:
+@attrs.define
+class ListedSegment:
+    """The files of a segment, as its folder lists them.
+
+    Args:
+        name: Its index file; None if it has none.
+        changed_ns: When that was changed. What is read or stored is noted there within
+            ten seconds, so it is the time of use as well.
+        slots: Number of slots that it has room for.
+        data_bytes: Size of the file of pages.
+        nbytes: Bytes of all files; those that belong to no segment count as one.
+    """
+
+    name: IndexName | None = None
+    changed_ns: int = 0
+    slots: int = 0
+    data_bytes: int = 0
+    nbytes: int = 0
+
+
+def namespaces(root: Path) -> Iterator[tuple[str, int]]:
+    """Open the namespaces of a root one after the other.
+
+    Yields:
+        Digest and descriptor of each, closed before the next one is opened. What cannot
+        be opened, or is deleted meanwhile, is left out.
+    """
+    with (
+        suppress(OSError, KvdockError),
+        closing_fd(paths.open_root(root, shared=True, create=False)) as root_fd,
+    ):
+        for name in paths.namespaces_in(root_fd):
+            with (
+                suppress(OSError),
+                closing_fd(paths.open_folder(root_fd, name)) as namespace,
+            ):
+                yield name, namespace
+
+
+def pools(
+    namespace_fd: int, ignored: type[OSError] = FileNotFoundError
+) -> Iterator[tuple[str, int]]:
     """Open the folders of a namespace one after the other.
 
     Yields:
         Name and descriptor of each, closed before the next one is opened; those that
-        are deleted meanwhile are left out.
+        cannot be opened for an `ignored` reason are left out.
     """
     for name in paths.pool_folders(namespace_fd):
         with (
-            suppress(FileNotFoundError),
+            suppress(ignored),
             closing_fd(paths.open_folder(namespace_fd, name)) as folder,
         ):
             yield name, folder
+
+
+def list_segments(folder: int) -> Iterable[ListedSegment]:
+    """List the segments of a folder with the sizes of their files; opens none."""
+    listed: dict[int | None, ListedSegment] = defaultdict(ListedSegment)
+    with paths.listing(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                size, name = status.st_size, IndexName.parse(entry.name)
+                one = listed[name.segment if name else data_segment(entry.name)]
+                one.nbytes += size
+                if name:
+                    one.name, one.changed_ns = name, status.st_mtime_ns
+                    one.slots = slots_of(size)
+                else:
+                    one.data_bytes = size
+    return listed.values()
 
 
 def names_in(folder: int) -> list[str]:
@@ -189,18 +255,16 @@ def segments(
                             index_fd=index_fd,
                             data_fd=data_fd,
                         )
-                    else:
-                        # It may have been recycled, or deleted, since it was listed.
-                        with suppress(FileNotFoundError):
-                            os.stat(str(name), dir_fd=folder, follow_symlinks=False)
-                            broken(root / namespace / pool / str(name), problem)
+                    # It may have been recycled, or deleted, since it was listed.
+                    elif paths.status_of(folder, str(name)):
+                        broken(root / namespace / pool / str(name), problem)
 
 
 def _settled(fd: int, name: IndexName, data_fd: int) -> IndexContents | None:
     """Read an index file; again if a record may just be written."""
     contents = read_contents(fd, name, os.fstat(data_fd).st_size)
     if contents is not None and len(contents.corrupt_slots):
-        contents = read_contents(fd, name, os.fstat(data_fd).st_size)
+        return read_contents(fd, name, os.fstat(data_fd).st_size)
     return contents
 
 

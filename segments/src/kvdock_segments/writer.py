@@ -22,7 +22,7 @@ from kvdock_segments.io import (
     IOResult,
 )
 from kvdock_segments.ownership import WriterLiveness
-from kvdock_segments.paths import OUT_OF_FILES
+from kvdock_segments.paths import NO_FILE, OUT_OF_FILES
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray, UInt64Array
@@ -186,12 +186,11 @@ class Writer:
             return _not_moved(len(rows), 0)
         batch, call, segment = fresh.batch, fresh.call, reserved.active.segment
         count, whole = len(rows), len(rows) == len(batch)
-        token = self._catalog.open_one(segment)
-        if token is None:
-            held = self._catalog.open(np.array([segment.rows.number]))
-            self._catalog.release_all(held.segments)
-            error = errno.EMFILE if len(held.failed) else errno.ESTALE
-            return _not_moved(len(rows), error)
+        try:
+            token = self._catalog.open_one(segment)
+        except OSError as error:
+            gone = error.errno in NO_FILE
+            return _not_moved(count, errno.ESTALE if gone else errno.EMFILE)
         compiled = native.library() if call is not None else None
         try:
             if call is not None and compiled is not None:
@@ -295,13 +294,10 @@ class Writer:
             ends = batch.expire_at[rows]
         until = np.zeros(len(rows), np.int64)
         if batch.keep_until:
-            most, shares = self._allocator.promise_bytes(), self._allocator.shares
             blank = np.zeros(len(rows), RECORD)
             blank["tenant"] = tenant
             until[:] = batch.keep_until
-            may = self._catalog.ledger.promise(
-                segment.slot_bytes, blank, until, most, shares
-            )
+            may = self._allocator.promise(segment.slot_bytes, blank, until)
             promised = int(np.count_nonzero(may))  # the first ones
             until[promised:] = 0
         return times_of(until, ends), promised
@@ -371,12 +367,12 @@ class Writer:
     def reserve(
         self, folder: SegmentDirectory, count: int, before_ns: int, tenant: int = 0
     ) -> SlotReservation | None:
-        """Reserve up to `count` slots of one segment.
+        """Reserve up to `count` slots of one segment, at least one.
 
         Objects that were used at `before_ns` or later are not evicted.
 
         Returns:
-            None if count is 0 or there is no space.
+            None if there is no space.
         """
         with self._reserving:
             active = self._active.get(folder)
@@ -385,11 +381,11 @@ class Writer:
             doubtful = not folder.settled or folder.liveness is WriterLiveness.TIMEOUT
             if active is not None and doubtful and active.segment.was_taken_over():
                 self._catalog.disown(active.segment)
-            if count and (active is None or not active.segment.owned):
+            if active is None or not active.segment.owned:
                 if self._allocator.room is not None:
                     self._allocator.ask(folder, tenant, count)
                 active = self._open(folder, before_ns)
-            if not count or active is None:
+            if active is None:
                 return None
             take = active.free[:count]
             active.free = active.free[len(take) :]
@@ -417,7 +413,8 @@ class Writer:
             self._active.pop(folder, None)
             return None
         with self._allocator.releasing(folder, segment):
-            self._catalog.reopen(segment)
+            # It was opened read-only if its disk was read-only then.
+            self._catalog.files.reopen(segment)
             with self._lock:
                 free = segment.free_slots(self._index.live(segment.rows))
         if not len(free):  # the last one failed just now
