@@ -179,9 +179,10 @@ class Elsewhere:
         if namespace == self._namespace:
             own = {folder.name for folder in list(self._own.values())}
         elif self._tenants:
-            found = Ledger(fd, WriterLiveness.LOCKS).by_tenant()
-            nbytes = np.array([*found.values()])
-            seen.promised += self._owned(namespace, fd, np.array([*found]), nbytes)
+            promised = Ledger(fd, WriterLiveness.LOCKS).by_tenant()
+            nbytes = np.array([*promised.values()])
+            numbers = np.array([*promised])
+            seen.promised += self._owned(namespace, fd, numbers, nbytes)
         listed: list[OtherSegment] = []
         for folder, folder_fd in walk.pools(fd, OSError):
             if folder in own:
@@ -193,15 +194,15 @@ class Elsewhere:
                 if files.name is None:
                     continue
                 key = namespace, folder, str(files.name)
-                one = self._seen.segments.get(key)
-                if not (one and one.settled and one.listed == files):
+                segment = self._seen.segments.get(key)
+                if not (segment and segment.settled and segment.listed == files):
                     tenants = self._tenants_in(namespace, fd, folder_fd, files)
                     settled = now_ns - files.changed_ns > SETTLED_NS
-                    one = OtherSegment(
+                    segment = OtherSegment(
                         namespace, folder, files.name, files, settled, tenants
                     )
-                seen.segments[key] = one
-                listed.append(one)
+                seen.segments[key] = segment
+                listed.append(segment)
         used_ns = max((one.listed.changed_ns for one in listed), default=0)
         if listed and namespace != self._namespace and is_unused(fd, used_ns):
             seen.since_ns[namespace] = used_ns
@@ -238,7 +239,7 @@ class Elsewhere:
         return Counter(dict(sums(count.owners(numbers), nbytes)))
 
     def evict_segment(
-        self, may_go: Callable[[str, str, str], bool] | None = None
+        self, may_go: Callable[[tuple[str, str, str]], bool] | None = None
     ) -> bool:
         """Delete the next segment that is not in use; return whether there was one.
 
@@ -246,10 +247,9 @@ class Elsewhere:
         """
         unused = self.look().unused
         while unused:
-            one = unused.pop(0)
-            if may_go and not may_go(one.namespace, one.folder, str(one.name)):
-                continue
-            if self.delete(one):
+            segment = unused.pop(0)
+            place = segment.namespace, segment.folder, str(segment.name)
+            if (may_go is None or may_go(place)) and self.delete(segment):
                 return True
         return False
 

@@ -254,7 +254,7 @@ class OtherPools:
         choice = {one: used_ns for one, (_, used_ns) in self._known.items()}
         if self.room:
             may_go, here = self.room.may_lose(), self.room.namespace
-            choice = {one: choice[one] for one in choice if may_go(here, *one)}
+            choice = {one: choice[one] for one in choice if may_go((here, *one))}
         while choice:
             coldest = min(choice, key=lambda one: choice[one])
             if choice[coldest] >= colder_than_ns:

@@ -128,8 +128,8 @@ class Room:
             found[int(self._count.owners(np.array([number]))[0])] += nbytes
         return found
 
-    def may_lose(self) -> Callable[[str, str, str], bool]:
-        """Return what says of a namespace, folder and segment whether that may go.
+    def may_lose(self) -> Callable[[tuple[str, str, str]], bool]:
+        """Return what says of a segment, by namespace and folder, whether it may go.
 
         Not if it holds room of a tenant other than the one that stores, nor if it was
         not looked at yet.
@@ -137,9 +137,10 @@ class Room:
         segments = self._elsewhere.look().segments
         over, writer = self.over(), self.writer
 
-        def may_go(namespace: str, folder: str, name: str) -> bool:
-            one = segments.get((namespace, folder, name))
-            return not over or (one is not None and _all_above(one, over, but=writer))
+        def may_go(place: tuple[str, str, str]) -> bool:
+            segment = segments.get(place)
+            known = segment is not None and _all_above(segment, over, but=writer)
+            return known or not over
 
         return may_go
 

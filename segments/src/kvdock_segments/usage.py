@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +23,7 @@ _SAMPLE = 1024  # pages that show when a segment was used
 _SHORT = 12  # digits of a namespace that are enough to name it
 
 
-def cleanup_hint(root: Path, taken: Mapping[str, int]) -> str:
+def cleanup_hint(root: Path, taken: dict[str, int]) -> str:
     """Name the command that frees the space of a namespace; "" for none."""
     if not any(taken.values()):
         return ""

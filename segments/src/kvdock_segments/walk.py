@@ -160,13 +160,14 @@ def list_segments(folder: int) -> Iterable[ListedSegment]:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
                 size, name = status.st_size, IndexName.parse(entry.name)
-                one = listed[name.segment if name else data_segment(entry.name)]
-                one.nbytes += size
+                number = name.segment if name else data_segment(entry.name)
+                segment = listed[number]
+                segment.nbytes += size
                 if name:
-                    one.name, one.changed_ns = name, status.st_mtime_ns
-                    one.slots = slots_of(size)
+                    segment.name, segment.changed_ns = name, status.st_mtime_ns
+                    segment.slots = slots_of(size)
                 else:
-                    one.data_bytes = size
+                    segment.data_bytes = size
     return listed.values()
 
 
