@@ -87,6 +87,7 @@ class LifeOfPromises(RuleBasedStateMachine):
         self.clock = patch("time.time", self.now)
         self.clock.start()
         self.pages: dict[int, Page] = {}
+        self.past: dict[int, set[int]] = {}  # ends of records that were replaced
         self.exact = True  # no process was killed since one had the store alone
         self.set_back = False
         self.depots: list[Any] = []
@@ -140,12 +141,22 @@ class LifeOfPromises(RuleBasedStateMachine):
         for number, ok, is_kept in zip(numbers, stored, kept, strict=True):
             page = self.pages.get(number)
             if not ok:
+                if page is not None and end is not None:
+                    page.ends |= {end}  # of one record of two
+                    self.clip(page, 0)
                 continue
             if page is None or number not in before:
-                page = self.pages[number] = Page()
+                page = self.renewed(number)
             if end is not None:
                 page.ends = {end}
             self.clip(page, until if is_kept else 0)
+
+    def renewed(self, number: int, ends: set[int] | None = None) -> Page:
+        """Forget a page for a new one; its record may come to life with the clock."""
+        page = self.pages.get(number)
+        self.past.setdefault(number, set()).update(page.ends - {0} if page else ())
+        self.pages[number] = Page(ends or {0})
+        return self.pages[number]
 
     def clip(self, page: Page, until: int) -> None:
         """Learn a promise, which no page has beyond its end."""
@@ -188,7 +199,15 @@ class LifeOfPromises(RuleBasedStateMachine):
         """Store pages whose expired records lie in a segment of another process."""
         self.put(which, numbers, 0, 600)
         self.jump(4000)
+        self.look()
         self.put(1 - which, numbers, 86_400, None)
+
+    @rule(which=STORE, numbers=NUMBERS, first=st.integers(1, 1000))
+    def evict_after_a_promise(self, which: int, numbers: list[int], first: int) -> None:
+        """Store much once a promise has ended: its pages make room."""
+        self.put(which, numbers, 600, None)
+        self.jump(4000)
+        self.flood(which, first, 8)
 
     @rule(which=STORE, numbers=NUMBERS)
     def get(self, which: int, numbers: list[int]) -> None:
@@ -208,6 +227,7 @@ class LifeOfPromises(RuleBasedStateMachine):
         if not sure:
             assert self.depots[which].clear().ok.all()
             self.pages.clear()
+            self.past.clear()
 
     @rule(which=STORE, first=st.integers(1, 1000), calls=st.integers(1, 8))
     def flood(self, which: int, first: int, calls: int) -> None:
@@ -224,6 +244,7 @@ class LifeOfPromises(RuleBasedStateMachine):
         self.ahead += seconds
         self.set_back |= seconds < 0
         self.forget_ended()
+        self.refresh()
 
     # --- Processes -----------------------------------------------------------
 
@@ -278,7 +299,7 @@ class LifeOfPromises(RuleBasedStateMachine):
         for number in numbers:
             page = self.pages.get(number)
             if number in there and (page is None or number not in was_there):
-                page = self.pages[number] = Page({end, end + 1} if end else {0})
+                page = self.renewed(number, {end, end + 1} if end else {0})
             elif page is not None and end:
                 page.ends |= {end, end + 1}
                 self.clip(page, 0)
@@ -302,15 +323,17 @@ class LifeOfPromises(RuleBasedStateMachine):
         return pickle.loads(said) if said else None  # noqa: S301 - our own child's
 
     def refresh(self) -> None:
+        """Let each process see what others changed, as it does within 50 ms."""
         for depot in self.depots:
-            depot.there([0])
+            depot.store._catalog.refresh(missed=True, always=True)
 
     # --- The laws ------------------------------------------------------------
 
     def may_be_served(self, number: int) -> bool:
         page = self.pages.get(number)
         now = int(self.now()) - 1  # the call takes time
-        return page is not None and any(not end or end > now for end in page.ends)
+        ends = self.past.get(number, set()) | (page.ends if page else set())
+        return any(not end or end > now for end in ends)
 
     def forget_ended(self) -> None:
         """Promises that have ended do not come back with the clock."""
