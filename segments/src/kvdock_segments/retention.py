@@ -180,12 +180,11 @@ class Retainer:
             with self._writing(segment) as writes:
                 if writes:
                     some = rows[numbers == number]
-                    erased += self._erase(segment, some, self._is_over)
+                    erased += self._erase(
+                        segment, some, lambda row: self._index.is_expired(row, GRACE_S)
+                    )
         self._catalog.counts["pages_expired"] += erased
         return erased
-
-    def _is_over(self, row: int) -> bool:
-        return self._index.is_expired(row, GRACE_S)
 
     def erase(self, digests: UInt64Array, deadline_s: float) -> BoolArray:
         """Overwrite pages, and forget them in all processes.
