@@ -222,11 +222,11 @@ def test_what_was_cleared_under_a_handle_is_stored_again(
     assert not any(one.get(numbers))
 
 
+@pytest.mark.usefixtures("never_read_again")
 @pytest.mark.parametrize("same_time", [False, True])
 @pytest.mark.parametrize("liveness", list(WriterLiveness))
 def test_nothing_is_stored_in_a_segment_that_another_handle_has_cleared(
     open_depot: OpenDepot,
-    never_read_again: None,
     liveness: WriterLiveness,
     *,
     same_time: bool,
@@ -246,9 +246,8 @@ def test_nothing_is_stored_in_a_segment_that_another_handle_has_cleared(
     assert open_depot(liveness=liveness).get(range(4, 8)) == [0] * 4
 
 
-def test_what_another_handle_stored_just_now_is_deleted(
-    open_depot: OpenDepot, never_read_again: None
-) -> None:
+@pytest.mark.usefixtures("never_read_again")
+def test_what_another_handle_stored_just_now_is_deleted(open_depot: OpenDepot) -> None:
     writer, other = open_depot(), open_depot()
     assert not any(other.there(range(4)))
     writer.put(range(4))
@@ -257,9 +256,8 @@ def test_what_another_handle_stored_just_now_is_deleted(
     assert all_there(open_depot(), range(2, 4))
 
 
-def test_pages_that_are_there_twice_are_deleted(
-    open_depot: OpenDepot, never_read_again: None
-) -> None:
+@pytest.mark.usefixtures("never_read_again")
+def test_pages_that_are_there_twice_are_deleted(open_depot: OpenDepot) -> None:
     depots = open_depot(), open_depot()
     for depot in depots:
         assert not any(depot.there(range(4)))

@@ -63,11 +63,11 @@ def test_promised_pages_stay_while_others_are_evicted(open_depot: OpenDepot) -> 
     assert depot.get(range(40)) == [OK] * 40
 
 
+@pytest.mark.usefixtures("never_read_again")
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_expiry_holds_for_both_copies_of_a_page(
     open_depot: OpenDepot,
     monkeypatch: pytest.MonkeyPatch,
-    never_read_again: None,
     *,
     alone: bool,
 ) -> None:
@@ -87,8 +87,9 @@ def test_an_expiry_holds_for_both_copies_of_a_page(
     assert any(open_depot().there(range(4))) is not alone
 
 
+@pytest.mark.usefixtures("never_read_again")
 def test_an_expiry_holds_for_what_another_handle_stored_just_now(
-    open_depot: OpenDepot, never_read_again: None
+    open_depot: OpenDepot,
 ) -> None:
     writer, other = open_depot(), open_depot()
     assert not any(other.there(range(4)))

@@ -276,7 +276,7 @@ class Catalog:
             rows = self.index.rows_of(found.digests)
             rows = rows[~np.isin(rows, found.rows) & ~self.index.are_expired(rows)]
             numbers = self.index.segment_of[rows].astype(np.int64)
-            positions = {(*key,): at for at, key in enumerate(found.digests.tolist())}
+            positions = {(*key,): n for n, key in enumerate(found.digests.tolist())}
             keys = self.index.words[rows, :2].tolist()
             return attrs.evolve(
                 found,

@@ -94,7 +94,7 @@ class SegmentDirectory:
         self._seen_ns = self._read_ns = -1
 
     def look(self) -> bool:
-        """Note if the folder is `unread` or `settled`; return whether it is gone."""
+        """Note what `unread` and `settled` say; return whether it was deleted."""
         try:
             status = os.fstat(self.fd)
         except OSError as error:
