@@ -84,7 +84,7 @@ def ask(kit: Any, folder: Path, tokens: Any, name: str = "r", **more: Any) -> An
 
 
 def drop(cache: Any, pool: str) -> None:
-    """Delete what is stored of a pool, as eviction does."""
+    """Delete by name what is stored of a pool."""
     attached = cache.cache_controller.storage_backend._attachments.attached_pool(pool)
     placement = attached.attachment[pool].placements[0]
     nodes = cache.tree_core._node_arena.values()
@@ -215,7 +215,7 @@ def test_a_window_that_is_missing_at_the_end(kit: Any, tmp_path: Path) -> None:
     code, said = why(tmp_path, "r")
     assert code == 1
     assert said.startswith("0 of 4 pages could be restored: pool swa lacks page ")
-    assert "it was stored, and made way for other pages since." in said
+    assert "it was deleted by name, by the engine or who calls it." in said
 
 
 @pytest.mark.parametrize("kit", ["full"], indirect=True)

@@ -40,7 +40,7 @@ def test_a_draft_that_is_missing(
     assert code == 0
     assert said.startswith(
         "All 4 pages could be restored. Beside it, pool draft lacks page 1 of 4: it "
-        "was stored, and made way for other pages since."
+        "was deleted by name, by the engine or who calls it."
     )
 
 
