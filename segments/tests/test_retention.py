@@ -63,6 +63,28 @@ def test_promised_pages_stay_while_others_are_evicted(open_depot: OpenDepot) -> 
     assert depot.get(range(40)) == [OK] * 40
 
 
+@pytest.mark.parametrize("way", ["evicted", "erased"])
+@pytest.mark.usefixtures("never_read_again")
+def test_what_another_handle_deleted_is_given_back_once(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A second time it would be taken from a promise that still holds."""
+    depot, other = open_depot(quota=QUOTA), open_depot(quota=QUOTA)
+    end = expiring(range(4), 10) if way == "erased" else None
+    depot.put(range(4), keep_until=soon(10), expire_at=end)
+    depot.put(range(4, 8), keep_until=soon(3600))
+    ledger = depot.store._catalog.ledger
+    other.delete(range(4))
+    assert ledger.promised_bytes() == 4 * 8192
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 20)
+    if way == "erased":
+        depot.store.erase_expired()
+    else:
+        flood(depot)
+    assert ledger.promised_bytes() == 4 * 8192
+
+
 @pytest.mark.usefixtures("never_read_again")
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_expiry_holds_for_both_copies_of_a_page(

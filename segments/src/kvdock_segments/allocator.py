@@ -35,6 +35,7 @@ from kvdock_segments.eviction import (
 )
 from kvdock_segments.format import (
     MOST_SLOTS,
+    RECORD,
     header_of,
     index_bytes,
     promised,
@@ -43,8 +44,10 @@ from kvdock_segments.format import (
 from kvdock_segments.index_file import (
     erase_records,
     make_index,
+    open_index,
     read_commits,
     read_contents,
+    read_records,
     read_uses,
     write_records,
 )
@@ -680,9 +683,10 @@ class SegmentAllocator:
             with self.catalog.lock:
                 rows = segment.rows
                 gone = cold_slots(self.catalog.index, rows, plan, before_ns, shares)
-                # Under the lock: where it was deleted, its descriptor is closed.
-                records = self.catalog.index.records[gone + rows.first].copy()
                 try:
+                    # What another process has deleted, it has given back itself.
+                    # Under the lock: where it was deleted, its descriptor is closed.
+                    records = read_records(segment.index_fd, gone)
                     self._wipe(segment, gone, records)
                     erase_records(segment.index_fd, gone)
                 except OSError as error:
@@ -741,10 +745,17 @@ class SegmentAllocator:
 
     def delete(self, folder: SegmentDirectory, segment: Segment) -> None:
         """Delete a segment's files; the index first, so nothing is found."""
+        # As they are on disk: what another process has deleted, it has given back.
+        records = np.zeros(0, RECORD)
+        with (
+            suppress(OSError),
+            closing_fd(open_index(folder.fd, str(segment.name))) as fd,
+        ):
+            contents = read_contents(fd, segment.name, 2**62)
+            records = records if contents is None else contents.records
         for name in (str(segment.name), segment.name.data):
             with suppress(OSError):
                 os.unlink(name, dir_fd=folder.fd)
         with self.catalog.lock:
-            records = self.catalog.index.records[segment.rows.span].copy()
             folder.drop(segment)
         self.catalog.ledger.give_back(segment.slot_bytes, records)

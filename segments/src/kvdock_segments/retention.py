@@ -22,7 +22,7 @@ import numpy as np
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock_segments.erasing import wipe
 from kvdock_segments.format import RECORD, records_in_words, with_checksums
-from kvdock_segments.index_file import erase_records
+from kvdock_segments.index_file import erase_records, read_records
 from kvdock_segments.paths import closing_fd, open_file
 
 if TYPE_CHECKING:
@@ -253,8 +253,8 @@ class Retainer:
                             continue
                         slots = np.array([row - segment.rows.first])
                         wipe(fd, int(slots[0]) * size, size)
+                        erased.append(read_records(segment.index_fd, slots)[0])
                         erase_records(segment.index_fd, slots)
-                        erased.append(self._index.records[row].copy())
                         self._index.forget_in(segment.rows, slots)
                 os.fdatasync(fd)
         finally:
