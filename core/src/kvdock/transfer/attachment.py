@@ -489,7 +489,7 @@ class Attachment(ClosedAfterUse):
             KvdockError: On bad input.
         """
         deadline_s = self.core.deadlines.until(Operation.DELETE, timeout_s)
-        # The anchor first: nobody finds a prefix that lacks its sidecars.
+        # The anchor first: no prefix is found that lacks its sidecars.
         outcomes = [
             one.delete(hashes, deadline_s) for one in self._calls.attached.values()
         ]
