@@ -111,6 +111,12 @@ def serve(port: int, folder: str) -> None:
         server.serve_forever()
 
 
+def _runs(process: subprocess.Popen[str]) -> bool:
+    """Return whether a process is not stopped."""
+    state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "T"
+
+
 @attrs.define(eq=False)
 class Servers:
     """Processes of the server above, which can be taken away and come back."""
@@ -167,6 +173,11 @@ class Servers:
         """Let all of them answer nothing while a block runs."""
         for process in self.processes:
             os.kill(process.pid, signal.SIGSTOP)
+        # The signal is sent, and not yet obeyed, when that returns.
+        end_s = time.monotonic() + 60
+        while any(map(_runs, self.processes)):
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
         try:
             yield
         finally:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 PART_BYTES = 4 << 20
 TURN_S = 0.6
+LATE_S = 4.0
+"""More than a call may take that has nearly no time."""
 EXPIRES_S = 1.5
 VISIBLE_S = 3.0
 MOST_DELETED = 256
@@ -59,7 +61,7 @@ class WaitsItsTurn(MemoryMutant):
                 with before:
                     pass
             if len(self.queue) > 1:
-                time.sleep(TURN_S)
+                time.sleep(TURN_S if batch.remaining_s() > TURN_S else LATE_S)
             result = super().run(handle, batch)
             self.queue.remove(mine)
         return result
