@@ -70,7 +70,7 @@ def share(helpers: DaemonThreads, work: Work, tasks: Tasks) -> None:
     """Do tasks on this thread, and on as many helpers as there are tasks for."""
     job = _Job(work, tasks)
     try:
-        with suppress(RuntimeError):  # a limit of the system: nobody helps
+        with suppress(RuntimeError):  # a limit of the system: this thread does it all
             helpers.submit(job.help, len(tasks) - 1)
         job.run()
     finally:

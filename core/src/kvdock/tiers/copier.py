@@ -178,9 +178,11 @@ class Copier:
                 lambda: not any(place[0] == pool for place in self._deleted),
                 remaining_s(deadline_s),
             )
-        yield
-        with self._lock:  # a tier that still had them was read meanwhile
-            self._delete_all(pool, hashes)
+        try:
+            yield
+        finally:
+            with self._lock:  # a tier that still had them was read meanwhile
+                self._delete_all(pool, hashes)
 
     def _delete_all(self, pool: str, hashes: Sequence[str]) -> None:
         for tier in self._queued_to:
