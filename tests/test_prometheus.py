@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 ENGINE = """
-import sys, time
+import os, sys, time
 from kvdock.batch import Operation, Outcome
 from kvdock.capacity import TenantUse
 from kvdock.events import *
@@ -66,10 +66,9 @@ room = {"acme": TenantUse(used_bytes=10, quota_bytes=10, promised_bytes=1)}
 full = dict(failed_bytes=1, promised_bytes=9, promise_limit_bytes=9, other_bytes=999)
 full |= dict(limit_bytes=100, tenants=room)
 tell(StoreFilled(backend="b", used_bytes=9999, **full))
-began_s = time.monotonic()
 tell(SlotsExpected(pool="kv", expected=4, held=1, landing_bytes=9, landing_used=1))
 while True:
-    if time.monotonic() > began_s + 5:  # it was deleted
+    if os.path.exists(sys.argv[2]):
         tell(StoreFilled(backend="b", used_bytes=99, **full))
     tell(RowsSent(pool="kv", rows=8, descriptors=2))
     tell(RequestArrived(outcome="arrived", nbytes=100))
@@ -120,7 +119,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], An
     """Two ranks, what serves their metrics, and Prometheus; returns its API."""
     folder = tmp_path_factory.mktemp("prometheus")
     metrics, api = free_port(), free_port()
-    shared = folder / "metrics"
+    shared, deleted = folder / "metrics", folder / "deleted"
     shared.mkdir()
     (folder / "prometheus.yml").write_text(
         yaml.safe_dump(
@@ -139,8 +138,8 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], An
     environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(shared)}
     python = [sys.executable, "-W", "error", "-c"]
     commands = [
-        [*python, ENGINE, "tp0"],
-        [*python, ENGINE, "tp1"],
+        [*python, ENGINE, "tp0", str(deleted)],
+        [*python, ENGINE, "tp1", str(deleted)],
         [*python, SERVER, str(metrics)],
         [
             f"{PROGRAMS}/prometheus",
@@ -163,6 +162,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], An
         # Rates need several scrapes.
         scraped = "/api/v1/query?query=count_over_time(kvdock_breaker_state[1m])>5"
         until(lambda: len(get(scraped)["result"]) == 2)
+        deleted.touch()  # the stores, once their size before is known
         yield get
     finally:
         for one in running:
@@ -171,7 +171,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], An
             one.wait(30)
 
 
-def until(done: Callable[[], bool]) -> None:
+def until(done: Callable[[], bool], seen: Callable[[], object] = str) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -179,7 +179,7 @@ def until(done: Callable[[], bool]) -> None:
                 return
         except OSError:
             pass
-        assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_s, seen()
         time.sleep(0.2)
 
 
@@ -242,4 +242,4 @@ def test_every_rule_can_be_asked_and_what_is_wrong_now_is_pending_or_fires(
     def raised() -> set[str]:
         return {one["labels"]["alertname"] for one in ask("/api/v1/alerts")["alerts"]}
 
-    until(lambda: raised() == wanted)
+    until(lambda: raised() == wanted, lambda: raised() ^ wanted)
