@@ -13,6 +13,7 @@ import importlib
 import os
 import secrets
 import threading
+import time
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from kvdock_mooncake.preconditions import check_transport
 from kvdock_mooncake.settings import Protocol
 from kvdock_mooncake.shutdown import BACKGROUND_CALLS, STORES
 from kvdock_mooncake.teardown import PATIENCE_S, Teardown, end_engine
+from kvdock_mooncake.transfer_limits import LIBRARY_WAIT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +56,8 @@ lead to."""
 _UNCONFIRMED = ("MC_TCP_PROTO", "1")
 _READS = 254
 """Nonces of peers that may be read at once."""
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 20e-3
+"""Between two looks at a nonce that is being read."""
 _SCRATCH_BYTES = NONCE_BYTES * (2 + _READS)
 """For its nonce, what peers write, and the nonces of peers."""
 _SCRATCH: list[Any] = []
@@ -128,6 +132,25 @@ def _library_ports() -> range:
         for name, usual in (_LOWEST_PORT, _HIGHEST_PORT)
     )
     return range(lowest, highest + 1)
+
+
+def _arrived(raw: Any, transfer: int) -> bool:  # noqa: ANN401 - the library's own class
+    """Wait for the end of a transfer of one piece; return whether it is there.
+
+    The library's own waiting call polls: under a receiver that is frozen it takes
+    most of a core until the library gives up.
+
+    Args:
+        raw: The library's engine.
+        transfer: What its `batch_transfer_async_read` returned; 0 if it reaches nothing.
+    """
+    pause_s, latest_s = _SHORTEST_PAUSE_S, time.monotonic() + LIBRARY_WAIT_S
+    while transfer and time.monotonic() < latest_s:
+        if status := raw.transfer_check_status(transfer):
+            return bool(status > 0)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return False
 
 
 @attrs.define(eq=False)
@@ -238,10 +261,10 @@ class PeerEngine:
         place = NONCE_BYTES * (2 + next(self._reads) % _READS)
         read = self._scratch[place : place + NONCE_BYTES]
         read[:] = 0
-        status = raw.batch_transfer_sync_read(
+        transfer = raw.batch_transfer_async_read(
             peer.address, [int(read.ctypes.data)], [peer.scratch], [NONCE_BYTES]
         )
-        return not status and read.tobytes() == peer.nonce
+        return _arrived(raw, transfer) and read.tobytes() == peer.nonce
 
     @contextmanager
     def _calling(self) -> Iterator[Any]:
