@@ -74,8 +74,14 @@ BAD = (
 )
 
 
+def viewed(now: Samples, before: Samples | None = None) -> report.View:
+    """Return the view of an engine; rates are over two seconds."""
+    last = report.Look("u", 1.0, before) if before else None
+    return report.view_of(report.Look("u", 3.0, now), last)
+
+
 def test_ranks_are_summed_up() -> None:
-    view = report.view_of("u", Samples(exposed(*GOOD)))
+    view = viewed(Samples(exposed(*GOOD)))
     (pool,), (backend,) = view["pools"], view["backends"]
     assert (pool["looked_up"], pool["found"], pool["restored_pages"]) == (8, 6, 6)
     assert (pool["pages"], pool["leased"], pool["stored"]) == (48, 2, True)
@@ -86,7 +92,7 @@ def test_ranks_are_summed_up() -> None:
 
 
 def test_what_is_wrong_is_shown_and_is_not_ok() -> None:
-    view = report.view_of("u", Samples(exposed(*BAD)))
+    view = viewed(Samples(exposed(*BAD)))
     shown = report.report([view]).text()
     assert "put open" in shown
     assert "96% of 50 B" in shown
@@ -105,7 +111,7 @@ def decided(choice: str, pace: float, rate: float) -> LoadDecided:
 
 def test_what_was_learned_of_loading_and_computing_is_shown() -> None:
     events = (*GOOD, decided("all", 4000.0, 5e8), decided("compute", 5000.0, 1 << 30))
-    view = report.view_of("u", Samples(exposed(*events)))
+    view = viewed(Samples(exposed(*events)))
     (load,) = view["loads"]
     assert (load["backend"], load["pool"], load["latency_s"]) == ("disk", "kv", 0.0123)
     assert (load["bytes_per_s"], view["compute_tokens_per_s"]) == (GIB, 5000)
@@ -122,7 +128,7 @@ def test_the_slowest_rank_stands_for_all() -> None:
     for rank, (pace, rate) in enumerate(((0.0, 9e9), (4e3, 5e8), (5e3, 6e8))):
         origin = Origin(rank=f"tp{rank}", model="m")
         metrics.kvdock_observe(decided("all", pace, rate), origin)
-    view = report.view_of("u", Samples(generate_latest(registry).decode()))
+    view = viewed(Samples(generate_latest(registry).decode()))
     assert [one["bytes_per_s"] for one in view["loads"]] == [5e8]
     assert view["compute_tokens_per_s"] == 4000
 
@@ -130,7 +136,7 @@ def test_the_slowest_rank_stands_for_all() -> None:
 def test_a_rate_that_is_not_known_is_shown_as_such() -> None:
     """Loads of one size alone do not tell it; JSON has no infinity."""
     first = decided("unknown", 0.0, float("inf"))
-    view = report.view_of("u", Samples(exposed(*GOOD, first)))
+    view = viewed(Samples(exposed(*GOOD, first)))
     assert "computing: not known yet" in report.report([view]).text()
     (shown,) = json.loads(json.dumps(report.report([view]).as_data(), allow_nan=False))[
         "engines"
@@ -138,18 +144,18 @@ def test_a_rate_that_is_not_known_is_shown_as_such() -> None:
     assert shown["loads"] == [
         {"backend": "disk", "pool": "kv", "latency_s": 0.0123, "bytes_per_s": None}
     ]
-    bare = report.report([report.view_of("u", Samples(exposed(*GOOD)))]).text()
+    bare = report.report([viewed(Samples(exposed(*GOOD)))]).text()
     assert "computing" not in bare
     assert "LOADS" not in bare
 
 
 def test_two_looks_make_rates_and_a_restart_makes_none() -> None:
     before, now = Samples(exposed(*GOOD)), Samples(exposed(*GOOD, *GOOD))
-    view = report.view_of("u", now, before, 2.0)
+    view = viewed(now, before)
     assert view["backends"][0]["read_per_s"] == GIB
     assert view["pools"][0]["restored_per_s"] == 3
     assert "1.0 GiB/s" in report.report([view]).text()
-    assert report.view_of("u", before, now, 2.0)["backends"][0]["read_per_s"] == 0
+    assert viewed(before, now)["backends"][0]["read_per_s"] == 0
 
 
 def copied(target: str, queued_bytes: int = 0, **outcomes: int) -> PagesCopied:
@@ -168,12 +174,12 @@ TIERS = (
 
 def test_tiers_show_loads_copies_drops_and_what_waits() -> None:
     before, now = Samples(exposed(*TIERS)), Samples(exposed(*TIERS, *TIERS))
-    near, disk, far = report.view_of("u", before)["tiers"]
+    near, disk, far = viewed(before)["tiers"]
     assert (near["tier"], near["loaded"], near["copied"]) == ("file", 6, 0)
     assert (disk["copied"], disk["lost"], disk["queued_bytes"]) == (10, {}, 0)
     assert (far["copied"], far["lost"]) == (4, {"dropped": 6, "gone": 2})
     assert far["queued_bytes"] == 2 * GIB
-    shown = report.report([report.view_of("u", now, before, 2.0)]).text()
+    shown = report.report([viewed(now, before)]).text()
     assert [" ".join(line.split()) for line in shown.splitlines()[-4:]] == [
         "TIER LOADED COPIED TO IT NOT COPIED QUEUE",
         "file 12 0.0/s - 0 B",
@@ -181,15 +187,12 @@ def test_tiers_show_loads_copies_drops_and_what_waits() -> None:
         "far 0 2.0/s 12 dropped, 4 gone 2.0 GiB",
     ]
     # Without tiers there is no such table.
-    assert (
-        "TIER"
-        not in report.report([report.view_of("u", Samples(exposed(*GOOD)))]).text()
-    )
+    assert "TIER" not in report.report([viewed(Samples(exposed(*GOOD)))]).text()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_view_fits(width: int) -> None:
-    view = report.view_of("u", Samples(exposed(*BAD, *TIERS)))
+    view = viewed(Samples(exposed(*BAD, *TIERS)))
     check_fits(
         report.report([view]).text(), report.report([view]).text(Style(width)), width
     )
@@ -241,6 +244,22 @@ def test_several_engines_are_shown_one_below_the_other(
     assert f"\n\n{engine}/bad, since the start" in shown
 
 
+def test_an_engine_that_does_not_answer_hides_no_other(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ANSWERS["/metrics"] = (200, exposed(*GOOD))
+    assert top((engine, "127.0.0.1:9"), once=True, json=True) == 1
+    answered, silent = json.loads(capsys.readouterr().out)["engines"]
+    assert (answered["error"], bool(answered["pools"])) == ("", True)
+    assert "no metrics come from 127.0.0.1:9" in silent["error"]
+    assert top((engine, "127.0.0.1:9"), once=True) == 1
+    assert "no metrics come from 127.0.0.1:9" in capsys.readouterr().out
+    with pytest.raises(KvdockError, match="no metrics come from"):
+        top(("127.0.0.1:9",), once=True)
+    with pytest.raises(SettingsError):
+        top((engine, "ftp://host"), once=True)
+
+
 def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
     engine: str,
 ) -> None:
@@ -259,8 +278,8 @@ def test_what_serves_no_metrics_of_kvdock_is_an_error_that_says_so(
 def test_metrics_of_vllm_are_read_behind_their_prefix() -> None:
     theirs = re.sub("^kvdock", "vllm:kvdock", exposed(*GOOD), flags=re.MULTILINE)
     assert "\nvllm:kvdock_keys_total{" in theirs
-    wanted = report.view_of("engine", Samples(exposed(*GOOD)))
-    assert report.view_of("engine", Samples(theirs)) == wanted
+    wanted = viewed(Samples(exposed(*GOOD)))
+    assert viewed(Samples(theirs)) == wanted
 
 
 def test_a_live_view_needs_a_terminal(engine: str) -> None:
@@ -273,7 +292,7 @@ def test_tenants_are_shown_with_what_they_take() -> None:
     filled = StoreFilled(
         backend="file", used_bytes=4 * GIB, limit_bytes=0, tenants=uses
     )
-    view = report.view_of("there", Samples(exposed(*GOOD, filled)))
+    view = viewed(Samples(exposed(*GOOD, filled)))
     assert [
         (one["tenant"], one["used_bytes"], one["quota_bytes"])
         for one in view["tenants"]
@@ -284,5 +303,5 @@ def test_tenants_are_shown_with_what_they_take() -> None:
     text = report.report([view]).text()
     assert re.search(r"acme +file +3.0 GiB +2.0 GiB +1.0 GiB", text)
     assert re.search(r"default +file +1.0 GiB +- +0 B", text)
-    without = report.report([report.view_of("there", Samples(exposed(*GOOD)))]).text()
+    without = report.report([viewed(Samples(exposed(*GOOD)))]).text()
     assert "TENANT" not in without

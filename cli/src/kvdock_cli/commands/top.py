@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from kvdock_cli.exposition import fetch
+from kvdock.errors import KvdockError, SettingsError
+from kvdock_cli.exposition import Samples, fetch
 from kvdock_cli.output import FINE, UsageProblem, emit, say
 from kvdock_cli.reports import top as report
 from kvdock_cli.terminal import is_terminal, style_of
@@ -26,7 +27,8 @@ def top(
 
     Reads the metrics that an engine serves for Prometheus. Ends with Ctrl-C. With
     --once it prints what there is since the engine started, and is 1 if a pool is
-    not stored, a breaker is not closed, or pages came back wrong.
+    not stored, a breaker is not closed, pages came back wrong, or one of several
+    engines does not answer.
 
     Args:
         url: Where engines serve metrics, such as http://127.0.0.1:30000.
@@ -36,24 +38,32 @@ def top(
     """
     if not 0 < interval <= _LONGEST_S:
         raise UsageProblem(f"--interval {interval:g} is not a time to wait")
-    if once:
-        views = [report.view_of(one, fetch(one)) for one in url]
-        return emit(report.report(views), as_json=json)
-    if json or not is_terminal(sys.stdout):
+    if not once and (json or not is_terminal(sys.stdout)):
         raise UsageProblem(
             "a live view needs a terminal", fix="Give --once for scripts and pipes."
         )
-    looks = {one: (time.monotonic(), fetch(one)) for one in url}
-    views = [report.view_of(one, samples) for one, (_, samples) in looks.items()]
+    looks = [_look(one) for one in url]
+    if all(one.error for one in looks):
+        fetch(url[0])  # and let it say what is wrong
+    views = [report.view_of(one) for one in looks]
+    if once:
+        return emit(report.report(views), as_json=json)
     try:
         while True:
             say(_HOME_AND_ERASE + report.report(views).text(style_of()))
             time.sleep(interval)
-            last, looks = looks, {one: (time.monotonic(), fetch(one)) for one in url}
-            views = [
-                report.view_of(one, now, last[one][1], now_s - last[one][0])
-                for one, (now_s, now) in looks.items()
-            ]
+            last, looks = looks, [_look(one) for one in url]
+            views = [*map(report.view_of, looks, last)]
     except KeyboardInterrupt:
         say("")
         return FINE
+
+
+def _look(url: str) -> report.Look:
+    """Ask an engine; one that does not answer ends no view of the others."""
+    try:
+        return report.Look(url, time.monotonic(), fetch(url))
+    except SettingsError:
+        raise
+    except KvdockError as error:
+        return report.Look(url, time.monotonic(), Samples(""), str(error))

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from kvdock.units import format_bytes
 from kvdock_cli.reports._report import Block, Column, Report, Table, flagged, spelt
 from kvdock_cli.reports._style import Tone
@@ -29,13 +31,29 @@ _LOST = ("dropped", "failed", "gone")
 _FULL = 0.95
 
 
-def view_of(
-    source: str, now: Samples, before: Samples | None = None, seconds: float = 0.0
-) -> View:
+@attrs.frozen
+class Look:
+    """What an engine answered, and when, on `time.monotonic()`'s clock.
+
+    Args:
+        source: Its URL.
+        error: Why it has no metrics; empty if it has.
+    """
+
+    source: str
+    at_s: float
+    metrics: Samples
+    error: str = ""
+
+
+def view_of(look: Look, last: Look | None = None) -> View:
     """Sum metrics over ranks and models; rates need an earlier answer."""
+    now = look.metrics
+    before = last.metrics if last is not None else None
+    seconds = look.at_s - last.at_s if last is not None and before else 0.0
 
     def rate(name: str, **labels: str) -> float | None:
-        if before is None or seconds <= 0:
+        if not before or not seconds:
             return None
         # A counter that fell belongs to an engine that was started again.
         more = now.total(name, **labels) - before.total(name, **labels)
@@ -112,7 +130,8 @@ def view_of(
 
     sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
     return {
-        "source": source,
+        "source": look.source,
+        "error": look.error,
         "seconds": seconds,
         "pools": [*map(pool_of, now.values("pool", (_KEYS, "kvdock_pool_enabled")))],
         "backends": [
@@ -245,14 +264,21 @@ def report(views: Sequence[View]) -> Report:
     blocks = [block for view in views for block in ("", *_blocks(view))]
     pools = [pool for view in views for pool in view["pools"]]
     backends = [backend for view in views for backend in view["backends"]]
-    ok = all(pool["stored"] and not pool["wrong"] for pool in pools) and all(
-        state == "closed" for one in backends for state in one["breakers"].values()
+    answered = not any(view["error"] for view in views)
+    ok = (
+        answered
+        and all(pool["stored"] and not pool["wrong"] for pool in pools)
+        and all(
+            state == "closed" for one in backends for state in one["breakers"].values()
+        )
     )
     return Report("kvdock.top/2", {"engines": views}, blocks[1:], ok)
 
 
 def _blocks(view: View) -> list[Block]:
     since = f"over {view['seconds']:.1f} s" if view["seconds"] else "since the start"
+    if view["error"]:
+        return [Cell(view["source"], Tone.STRONG), Cell(view["error"], Tone.BAD)]
     blocks: list[Block] = [Cell(f"{view['source']}, {since}", Tone.STRONG)]
     tables = {
         "pools": _POOLS,
