@@ -19,7 +19,10 @@ from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_p
 from test_radix_cache import buffers, fill
 from test_radix_cache import kit as kit  # noqa: PLC0414 - a fixture
 
+from kvdock.config.tenants import read_tenants
+from kvdock.wrappers.key_ring import add_key
 from kvdock_sglang import weight_updates
+from kvdock_sglang.storage import KvdockStorage
 
 PAGES = 4
 QUOTA = "2 MiB"
@@ -365,6 +368,25 @@ def test_a_prompt_that_is_longer_than_the_quota(
     code, said = why(tmp_path, "r")
     assert code == 1
     assert "its store was full when it was to be stored." in said
+
+
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_tenant_whose_key_is_missing(
+    kit: Any, tmp_path: Path, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = bytes(range(32))
+    monkeypatch.setenv("KV_MASTER_KEY", master.hex())
+    add_key(tmp_path / "keys.json", master, "default")
+    store["wrap"] = [{"name": "seal", "keys": str(tmp_path / "keys.json")}]
+    store["tenants"] = {"bell": {"salt": "of bell"}}
+    bell = read_tenants(store["tenants"]).number_of_salt("of bell")
+    monkeypatch.setattr(KvdockStorage, "_tenant", lambda _: bell)
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens)
+    ask(kit, tmp_path, tokens)
+    code, said = why(tmp_path, "r")
+    assert code == 1
+    assert "lacks page 1 of 4: it is sealed, and its key is missing" in said
 
 
 @pytest.mark.parametrize("kit", ["full"], indirect=True)
