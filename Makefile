@@ -221,7 +221,7 @@ docs: $(STAMP) ## Build the site into build/site.
 	@echo "build/site/index.html"
 
 docs-fill: $(STAMP) ## Write the generated pages of the site again: options, settings, metrics.
-	@for script in benchmarks hooks packages commands settings metrics hints manifests compatibility identity sizes readme; do $(BIN)/python docs/fill_$$script.py || exit 1; done
+	@for script in benchmarks hooks packages commands settings metrics hints manifests compatibility identity sizes rules readme; do $(BIN)/python docs/fill_$$script.py || exit 1; done
 
 dist: $(STAMP) ## Build every wheel and prove them in a clean environment.
 	@PYTHON=$(BIN)/python bash .ci/prove-wheels $(DISTS)

@@ -24,7 +24,7 @@ def write_or_compare(pages: Mapping[Path, str], arguments: Sequence[str]) -> Non
     ]
     if list(arguments) == ["--check"]:
         if stale:
-            names = ", ".join(str(path.relative_to(DOCS)) for path in stale)
+            names = ", ".join(str(path.relative_to(DOCS.parent)) for path in stale)
             raise SystemExit(f"{names}: stale, run: python docs/{script}")
         return
     for path in stale:

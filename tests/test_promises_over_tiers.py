@@ -264,7 +264,6 @@ class LifeOfTiers(RuleBasedStateMachine):
         self.caches[which] = self.open(which)
 
     @rule(
-        which=ENGINE,
         numbers=NUMBERS,
         keep_s=SECONDS,
         expire_s=SECONDS,
@@ -273,7 +272,6 @@ class LifeOfTiers(RuleBasedStateMachine):
     )
     def put_by_a_child_that_is_killed(
         self,
-        which: int,
         numbers: list[int],
         keep_s: int | None,
         expire_s: int | None,
@@ -370,7 +368,7 @@ def test_promises_and_expiries_hold_over_tiers(far: str) -> None:
     run_state_machine_as_test(
         type("Life", (LifeOfTiers,), {"far": far}),
         settings=settings(
-            max_examples=int(os.environ.get("EX", "4")),
+            max_examples=50_000 // STEPS if TORTURE else 4,
             stateful_step_count=STEPS,
             deadline=None,
             phases=[Phase.generate],  # the trace of a failure is short enough

@@ -40,6 +40,18 @@ def test_too_little_space_is_reported(tmp_path: Path) -> None:
     assert "lower free_space" in findings[-1].hint
 
 
+@pytest.mark.parametrize(("files", "left", "ok"), [(0, 0, True), (9000, 255, False)])
+def test_a_file_system_that_takes_no_more_files_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, left: int, ok: bool
+) -> None:
+    status = list(os.statvfs(tmp_path))
+    status[5], status[7] = files, left
+    monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result(status))
+    findings = check_root(tmp_path / "root")
+    assert all(finding.ok for finding in findings) is ok
+    assert ok or "takes 255 more files" in findings[-1].what
+
+
 def test_the_command_that_frees_space_is_named(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for namespace, nbytes in (("a" * 64, 1 << 20), ("b" * 64, 1 << 21)):

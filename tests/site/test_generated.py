@@ -23,6 +23,7 @@ SCRIPTS = [
     "compatibility",
     "identity",
     "sizes",
+    "rules",
 ]
 """Those of hooks and of the README have tests of their own."""
 

@@ -23,6 +23,7 @@ from kvdock_segments.usage import cleanup_hint
 from kvdock_segments.walk import segments
 
 _LITTLE_BYTES = 64 << 20
+_FEW_FILES = 256
 _LOOK_S = 1.0
 """Seconds that reading index files may take; the command reads more, if asked to."""
 
@@ -56,6 +57,7 @@ def check_root(
         findings = [
             _parents(root, shared=shared, missing=bool(made)),
             _space(fd, root, free_bytes, seen),
+            *_files(fd, root),
             *_unused(root, seen),
             *_failed_places(fd, root),
         ]
@@ -105,6 +107,18 @@ def _space(fd: int, root: Path, free_bytes: int, seen: Seen) -> RootFinding:
         + "or choose another root."
         + freed_by,
     )
+
+
+def _files(fd: int, root: Path) -> Iterator[RootFinding]:
+    """Report a file system that takes few more files; some count none, and say 0."""
+    status = os.fstatvfs(fd)
+    if status.f_files and status.f_favail < _FEW_FILES:
+        yield RootFinding(
+            ok=False,
+            what=f"the file system of {root} takes {status.f_favail} more files: its "
+            "inodes are used up",
+            hint="Delete small files there, or choose another root.",
+        )
 
 
 def _unused(root: Path, seen: Seen) -> Iterator[RootFinding]:
