@@ -142,7 +142,7 @@ def _arrived(raw: Any, transfer: int) -> bool:  # noqa: ANN401 - the library's o
 
     Args:
         raw: The library's engine.
-        transfer: What its `batch_transfer_async_read` returned; 0 if it reaches nothing.
+        transfer: What its `batch_transfer_async_read` returned; 0 for nothing begun.
     """
     pause_s, latest_s = _SHORTEST_PAUSE_S, time.monotonic() + LIBRARY_WAIT_S
     while transfer and time.monotonic() < latest_s:
