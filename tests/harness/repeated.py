@@ -17,10 +17,13 @@ _OF_AN_INDEX = (
 OF_SEGMENTS = (
     *OF_RANKS,
     *_OF_AN_INDEX,
+    "KeyTests",
     "RetentionTests",
     "WriteFaultTests",
     "test_a_clear_beside_other_calls_breaks_none_of_them",
+    "test_an_expiry_stays_where_a_call_says_no_time",
     "test_an_object_of_the_largest_size_is_kept",
+    "test_pages_of_the_maximal_age_are_not_served",
     "test_pages_outlive_the_process_that_stored_them",
     "test_processes_that_store_the_same_pages_do_not_tear_them",
     "test_two_processes_find_each_others_pages",
