@@ -105,6 +105,8 @@ class EngineEnvironment:
         if not self.python.exists():
             _say(f"making {self.folder.name}")
             venv.create(self.folder, with_pip=True)
+            # Python 3.11 brings one that takes twice as long.
+            self._install("--upgrade", "pip")
         _say(f"installing {self.what}")
         for arguments in self.packages:
             self._install(*arguments)
