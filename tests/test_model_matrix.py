@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-import threefs
 
 from kvdock.dock import Dock
 from kvdock.errors import KvdockError, PoolError
@@ -83,25 +82,13 @@ class Store:
     settings: Mapping[str, object]
 
 
-@pytest.fixture(
-    params=[
-        "file",
-        "nixl",
-        pytest.param("hf3fs", marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param("mooncake", marks=pytest.mark.mooncake),
-    ]
-)
+@pytest.fixture(params=["file", pytest.param("mooncake", marks=pytest.mark.mooncake)])
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:
     """A backend with an empty store; a server of its own where it needs one."""
     name = request.param
     dock = Dock.load(require=[name])
-    if name == "hf3fs":
-        threefs.use()
-        root = threefs.root_in(threefs.mounted(tmp_path_factory.mktemp("mnt")))
-        yield Store(dock, name, {"root": str(root), "free_space": 0})
-        return
     servers = metadata.entry_points(group="kvdock.servers", name=name)
     if not servers:
         yield Store(dock, name, {"root": str(tmp_path_factory.mktemp("store"))})

@@ -27,7 +27,6 @@ BACKENDS: dict[str, tuple[str, Mapping[str, object]]] = {
     "file": ("file", {}),
     "sealed": ("file", {}),
     "nixl": ("nixl", {}),
-    "nixl-aio": ("nixl", {"io": "aio", "direct": True}),
     "hf3fs": ("hf3fs", {"mode": "posix", "chunk": 0}),
 }
 HOW = (

@@ -106,7 +106,14 @@ def bucket() -> Iterator[dict[str, Any]]:
         yield settings
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "file",
+        pytest.param("mooncake", marks=pytest.mark.long),
+        "mooncake, zero copy",
+    ],
+)
 def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def installed(wheel: Path, folder: Path) -> Path:
         ({"CC": "/nowhere/cc -m64"}, "/nowhere/cc"),
     ],
 )
-def test_without_a_compiler_the_wheel_is_pure_and_can_be_installed(
+def test_without_a_compiler_the_wheel_is_pure_and_says_why(
     build: Build, tmp_path: Path, variables: dict[str, str], why: str
 ) -> None:
     wheel, said = build("wheel", copy_of_core(tmp_path / "core"), **variables)
@@ -117,6 +117,10 @@ def test_without_a_compiler_the_wheel_is_pure_and_can_be_installed(
     (line,) = said.splitlines()
     assert line.startswith("kvdock is built without its library in C: ")
     assert why in line
+
+
+def test_a_pure_wheel_can_be_installed(build: Build, tmp_path: Path) -> None:
+    wheel, _ = build("wheel", copy_of_core(tmp_path / "core"), KVDOCK_PURE="1")
     package = installed(wheel, tmp_path / "venv")
     assert not (package.parent / LIBRARY).exists()
 

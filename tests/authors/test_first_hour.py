@@ -123,13 +123,6 @@ def test_the_tutorial_works_from_the_first_line_to_the_last(shell: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_backend_is_one_line_away(shell: Run) -> None:
-    done = shell("kvdock new x && pip install -e x && kvdock check x")
-    assert not done.returncode, said(done)
-    assert "x keeps what it declares" in done.stdout
-
-
-@pytest.mark.slow
 def test_the_minimal_plugin_keeps_what_it_declares(shell: Run) -> None:
     done = shell(f"pip install --quiet {EXAMPLE}")
     assert not done.returncode, said(done)

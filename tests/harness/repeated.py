@@ -17,10 +17,13 @@ _OF_AN_INDEX = (
 OF_SEGMENTS = (
     *OF_RANKS,
     *_OF_AN_INDEX,
+    "KeyTests",
     "RetentionTests",
     "WriteFaultTests",
     "test_a_clear_beside_other_calls_breaks_none_of_them",
+    "test_an_expiry_stays_where_a_call_says_no_time",
     "test_an_object_of_the_largest_size_is_kept",
+    "test_pages_of_the_maximal_age_are_not_served",
     "test_pages_outlive_the_process_that_stored_them",
     "test_processes_that_store_the_same_pages_do_not_tear_them",
     "test_two_processes_find_each_others_pages",
@@ -30,17 +33,35 @@ OF_SEGMENTS = (
 OF_SETTINGS = (
     *OF_RANKS,
     *_OF_AN_INDEX,
+    "DeclaredTests",
+    "ExpiryTests",
+    "KeyTests",
+    "NeighbourTests",
+    "RetentionTests",
+    "test_more_pages_are_deleted_than_one_batch_takes",
+)
+"""Another class of the same backend proves them: these settings move bytes otherwise.
+
+What stays is about bytes: pages, races, damage, limits, late calls, sequences of calls.
+"""
+
+OF_REFERENCES = (
+    *OF_RANKS,
+    *_OF_AN_INDEX,
+    "DamageTests",
+    "ExpiryTests",
+    "KeyTests",
+    "NeighbourTests",
+    "RaceTests",
+    "RetentionTests",
+    "WriteFaultTests",
     "test_a_declared_pool_finds_a_route",
     "test_draft_pools_are_kept_as_declared",
     "test_more_pages_are_deleted_than_one_batch_takes",
+    "test_objects_of_many_pieces_move_as_declared",
     "test_what_a_deployment_needs_is_met_or_refused_with_a_reason",
 )
-"""Another class of the same backend proves them, with other settings."""
+"""The kit passes on memory and on a folder, and on what is right in the same way."""
 
-OF_REFERENCES = (
-    *OF_SETTINGS,
-    "RetentionTests",
-    "WriteFaultTests",
-    "test_a_clear_beside_other_calls_breaks_none_of_them",
-)
-"""The kit passes on a folder, and on whatever else is right in the same way."""
+OF_FOLDERS = ("WriteFaultTests", "test_a_clear_beside_other_calls_breaks_none_of_them")
+"""Many calls: a folder without an index walks over all of its files for each."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from reference import FolderShelf, ShelfOracle
-from repeated import OF_REFERENCES, OF_SETTINGS
+from repeated import OF_FOLDERS, OF_REFERENCES, OF_SETTINGS
 from server_reference import ServerOracle
 from shelf_server import Servers, running
 
@@ -74,6 +74,7 @@ class TestPeers(BackendContract):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_SETTINGS, *OF_FOLDERS)
 class TestFolder(BackendContract):
     plugin = "reference:folder"
 
@@ -116,12 +117,3 @@ class TestServer(BackendContract):
 @pytest.mark.slow
 class TestMemoryUnderFaults(FaultContract):
     plugin = "reference:memory"
-
-
-@pytest.mark.slow
-class TestFolderUnderFaults(FaultContract):
-    plugin = "reference:folder"
-
-    @pytest.fixture
-    def config(self, tmp_path: Path) -> Mapping[str, object]:
-        return {"root": str(tmp_path)}

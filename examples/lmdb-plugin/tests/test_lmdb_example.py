@@ -1,6 +1,7 @@
 """The example over LMDB holds the contract; it declines every fault of a server."""
 
 import pytest
+from repeated import OF_RANKS
 
 from kvdock.testing import BackendContract, Oracle
 
@@ -18,6 +19,7 @@ class Library(Oracle):
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_RANKS)
 class TestLMDB(BackendContract):
     plugin = "kvdock_lmdb_example.plugin"
 

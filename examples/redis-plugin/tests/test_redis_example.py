@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from repeated import OF_RANKS
 
 from kvdock.testing import BackendContract, Oracle
 
@@ -74,6 +75,7 @@ def server():
 
 
 @pytest.mark.slow
+@pytest.mark.repeats(*OF_RANKS)
 class TestRedis(BackendContract):
     plugin = "kvdock_redis_example.plugin"
     tidy = True

@@ -74,24 +74,3 @@ class TestPosix(BackendContract):
     @pytest.fixture
     def oracle(self, config: Mapping[str, object]) -> Oracle:
         return oracle_of(config)
-
-
-@pytest.mark.slow
-class TestPosixUnderFaults(FaultContract):
-    plugin = "hf3fs"
-
-    @pytest.fixture
-    def config(self, tmp_path: Path) -> Iterator[Mapping[str, object]]:
-        folder = threefs.folder_in(tmp_path)
-        yield {"root": folder / "store", "mode": "posix", "free_space": 0}
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.mark.long
-class TestPosixOnTmpfs(TestPosix):
-    @pytest.fixture
-    def folder(self) -> Iterator[Path]:
-        folder = threefs.root_in(Path("/dev/shm"))  # noqa: S108 - a tmpfs
-        folder.mkdir()
-        yield folder
-        shutil.rmtree(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import hicache_standins as standins
 import pytest
-from repeated import OF_SETTINGS
+from repeated import OF_RANKS, OF_SETTINGS
 
 from kvdock.testing import BackendContract
 
@@ -27,6 +27,7 @@ def space(tmp_path: Path) -> Iterator[str]:
     standins.SPACES.pop(str(tmp_path), None)
 
 
+@pytest.mark.repeats(*OF_RANKS)
 class TestGeneric(BackendContract):
     plugin = "hicache"
     stays_s = 0.5  # in this process nothing expires

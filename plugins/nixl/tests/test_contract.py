@@ -61,12 +61,6 @@ class TestAIO(NixlContract):
 
 
 @pytest.mark.slow
-@pytest.mark.long
-class TestIOUringDirect(NixlContract):
-    more = MappingProxyType({"direct": True})
-
-
-@pytest.mark.slow
 class TestNixlUnderFaults(FaultContract):
     plugin = "nixl"
 

@@ -48,7 +48,6 @@ SHORT = {
     ("llama", "file"),
     ("recurrent", "file"),
     ("window", "mooncake"),
-    ("recurrent", "nixl"),
     ("latent", "hf3fs"),
 }
 """All others are left to `make test-sglang-all`: their pools, and their stores, are in
