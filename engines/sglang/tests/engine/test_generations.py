@@ -27,12 +27,16 @@ DISK = "UpdateWeightFromDiskReqInput"
 RUN = {"generations": "run:policy"}
 
 
-@pytest.fixture(autouse=True)
-def _patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    generation_steps.forget(monkeypatch)
+@pytest.fixture(scope="module", autouse=True)
+def _patched() -> Iterator[None]:
     controllers.close_name_branches()
     yield
     controllers.open_name_branches()
+
+
+@pytest.fixture(autouse=True)
+def _just_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    generation_steps.forget(monkeypatch)
 
 
 @pytest.fixture(scope="module")
