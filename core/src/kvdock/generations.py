@@ -10,19 +10,13 @@ nothing finds its pages once the engine has left it.
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from kvdock.errors import KvdockError
-
-if TYPE_CHECKING:
-    from kvdock.stores import Store
-
-log = logging.getLogger("kvdock")
 
 _RUN_PREFIX = "run:"
 
@@ -88,35 +82,3 @@ def run_of(setting: str) -> str:
     raise KvdockError(
         f"generations is {setting!r}", fix='Write "private", or "run:" and a name.'
     )
-
-
-def delete_former(store: Store, run: str, keep: int) -> int:
-    """Delete generations of a store that are not needed; return the bytes freed.
-
-    What a process may have open stays. Private ones go, as nothing can find them
-    again, those of engines that were killed too; and of the run those that were used
-    before the last `keep` versions.
-    """
-    versions: dict[Generation, int] = {}
-    doomed: list[str] = []
-    of_run: dict[str, Generation] = {}
-    for namespace in store.namespaces():
-        generation = Generation.of(store.record(namespace))
-        if generation is None or store.in_use(namespace):
-            continue
-        if not generation.run:
-            doomed.append(namespace)
-        elif generation.run == run:
-            of_run[namespace] = generation
-            used_ns = store.survey(namespace).used_ns
-            versions[generation] = max(used_ns, versions.get(generation, 0))
-    kept = sorted(versions, key=lambda one: versions[one], reverse=True)[:keep]
-    doomed += [name for name, generation in of_run.items() if generation not in kept]
-    freed = 0
-    for namespace in doomed:
-        try:
-            freed += store.clear(namespace, unused=True)
-            store.collect(namespace)
-        except KvdockError as error:  # it was opened meanwhile, or is gone
-            log.info("generation of namespace %s stays: %s", namespace[:12], error)
-    return freed

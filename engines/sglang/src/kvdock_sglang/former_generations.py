@@ -9,9 +9,8 @@ import attrs
 
 from kvdock.daemon_threads import DaemonThreads
 from kvdock.errors import KvdockError
-from kvdock.generations import delete_former
 from kvdock.plugin.discovery import import_entry_point, usable_entry_points
-from kvdock.stores import GROUP
+from kvdock.stores import GROUP, delete_former
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

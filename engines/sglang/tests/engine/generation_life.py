@@ -15,14 +15,17 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import engine_run
 
 import kvdock_trace
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MESSAGES = "sglang.srt.managers.io_struct"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Life:
@@ -71,12 +74,14 @@ class Life:
         }
 
     async def flush(self) -> None:
-        """Empty the cache: SGLang declines while it is still writing."""
+        """Empty the cache once nothing is being written any more."""
+        if not (await self.manager.flush_cache(timeout_s=PATIENCE_S)).success:
+            raise SystemExit("the engine does not become idle")
+
+    async def until(self, ready: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
-        while not (await self.manager.flush_cache()).success:
-            if time.monotonic() > deadline_s:
-                raise SystemExit("the engine does not become idle")
-            await asyncio.sleep(0.02)
+        while not ready() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - of any kind
+            await asyncio.sleep(0.01)
 
     async def disk(self, folder: str, version: str | None) -> bool:
         """Update as POST /update_weights_from_disk does, and flush until it is."""
@@ -128,14 +133,12 @@ class Life:
         tasks = [asyncio.create_task(client(number)) for number in range(clients)]
         for folder, version in updates:
             gate.clear()
-            while busy:
-                await asyncio.sleep(0.005)
+            await self.until(lambda: not busy)
             if not await self.disk(folder, version):
                 raise SystemExit(f"no update to {folder}")
             now, enough = folder, len(said) + 2 * clients
             gate.set()
-            while len(said) < enough:
-                await asyncio.sleep(0.01)
+            await self.until(lambda enough=enough: len(said) >= enough)
         over = True
         gate.set()
         await asyncio.gather(*tasks)

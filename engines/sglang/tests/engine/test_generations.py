@@ -13,7 +13,7 @@ import test_families as families
 import zoo
 
 from kvdock.errors import KvdockError
-from kvdock_sglang import generations
+from kvdock_sglang import generations, weight_updates
 from kvdock_sglang.weight_updates import WEIGHTS
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_a_version_of_a_run_is_found_again_and_by_other_engines_of_it(
         ([(TENSOR, {"weight_version": "7"})], True),
         ([(TENSOR, {"weight_version": "7", "done": False})], False),
         ([(TENSOR, {}), (TENSOR, {"weight_version": "7"})], True),
-        ([(TENSOR, {"done": False}), (TENSOR, {"weight_version": "7"})], False),
+        ([(TENSOR, {"done": False}), (TENSOR, {"weight_version": "7"})], None),
         ([(TENSOR, {}), ("UpdateWeightVersionReqInput", {"new_version": "7"})], True),
         (
             [
@@ -164,25 +164,27 @@ def test_a_version_of_a_run_is_found_again_and_by_other_engines_of_it(
         ([("ReleaseMemoryOccupationReqInput", {})], False),
     ],
 )
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("between", [True, False])
 def test_only_loads_that_all_succeeded_have_their_callers_name(
     requests: list[tuple[str, dict[str, Any]]],
-    named: bool,  # noqa: FBT001 - a case of a table
-    together: bool,  # noqa: FBT001 - same
-    engine: Any,
+    named: bool | None,  # noqa: FBT001 - a case of a table
+    between: bool,  # noqa: FBT001 - same
 ) -> None:
-    """Whether a generation is opened between the requests of one update or not."""
-    one = engine(**RUN)
-    if together:
-        one.step.children["cached"] = object()
+    """Also where a generation is opened between the requests of one update.
+
+    None where that counts: what failed before is over then.
+    """
+    weights = weight_updates.Weights()
+    names = []
     for kind, fields in requests:
-        one.step.run(kind, **fields)
-    one.step.children.clear()
-    one.step.run()
-    if together or len(requests) == 1 or not named:
-        assert (generation(one)["run"] == "policy") is named
-    assert one.put()
-    assert one.finds()
+        updates = weight_updates.UPDATES[kind]
+        weights.begin(updates, generation_steps.request(kind, **fields))
+        if updates is weight_updates.UpdateKind.LOADS and fields.get("done", True):
+            weights.succeeded(fields.get("weight_version"))
+        names.append(weights.named)
+        if between:
+            weights.settle()
+    assert names[-1] is (between if named is None else named)
 
 
 def test_after_a_failed_load_the_next_one_has_its_name_again(engine: Any) -> None:
