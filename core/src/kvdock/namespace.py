@@ -322,3 +322,11 @@ def canonical(record: Mapping[str, object]) -> bytes:
 def namespace_digest(record: Mapping[str, object]) -> str:
     """Return the SHA-256 of a record's canonical form, in hex."""
     return hashlib.sha256(canonical(record)).hexdigest()
+
+
+def configuration_digest(record: Mapping[str, object]) -> str:
+    """Return the digest of a record without its generation.
+
+    Engines that are configured alike have the same, whatever weights they have now.
+    """
+    return namespace_digest({k: v for k, v in record.items() if k != "generation"})

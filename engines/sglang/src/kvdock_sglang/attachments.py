@@ -19,6 +19,7 @@ from kvdock import Attachment, HitPolicy, Outcome, RouteRequirements, Scope
 from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import Event, PageEvent, PagesRestored
+from kvdock.namespace import configuration_digest
 from kvdock.pools import sharing_limits
 from kvdock_sglang.pool_names import EnginePool
 
@@ -123,8 +124,9 @@ class Attachments:
 
     @property
     def digest(self) -> str:
-        """The namespace of the first burst, or "" before it."""
-        return self._attachments[0].namespace if self._attachments else ""
+        """The first burst's namespace, without its generation; "" before it."""
+        first = next(iter(self._attachments), None)
+        return configuration_digest(first.namespace_record) if first else ""
 
     def attach(
         self, pools: Sequence[HostPool], target: Namespace, drafts: Namespace

@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
-from kvdock.events import LookupSkipped, current_request, stored_for
+from kvdock.events import GenerationOpened, LookupSkipped, current_request, stored_for
 from kvdock.generations import Generation, run_of
 from kvdock.hints import Hints, RequestHints, by_times
 from kvdock.pays import LIMIT
@@ -182,6 +182,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         weight_updates.WEIGHTS.settle()
         self._attachments = opened
         self._weights = weight_updates.WEIGHTS.count
+        kind = "run" if generation.run else "private"
+        opened.notify(GenerationOpened(kind=kind))
         log.info("storage goes on with generation %s", generation)
         if self.ranks.first_on_host:
             self._former.delete()
@@ -596,11 +598,11 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         return self.given.core.deadlines.until(what)
 
     def _attached_pool(self, name: str) -> AttachedHostPool:
+        began = weights()
+        weight_updates.check(self._weights if began in (None, self._weights) else -1)
         attached_pool = self._attachments.attached_pool(_word(name))
         if attached_pool is None:
             raise KvdockError(f"pool {_word(name)!r} is not attached")
-        began = weights()
-        weight_updates.check(self._weights if began in (None, self._weights) else -1)
         return attached_pool
 
     def _safely(self, what: str, call: Callable[[], T], otherwise: T) -> T:

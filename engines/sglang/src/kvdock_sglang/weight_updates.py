@@ -225,7 +225,10 @@ def note_update(request: object) -> None:
     kind = UPDATES.get(name)
     if WEIGHTS.opened_at == WEIGHTS.count:
         until = "a generation is opened for them" if kind else "it is attached again"
-        log.warning("%s may replace the weights: storage pauses until %s", name, until)
+        level = logging.INFO if kind else logging.WARNING
+        log.log(
+            level, "%s may replace the weights: storage pauses until %s", name, until
+        )
     WEIGHTS.begin(kind, request)
 
 

@@ -101,6 +101,7 @@ def test_a_request_that_may_replace_weights_is_noted_and_others_are_not(
     harmless: bool,  # noqa: FBT001 - a case of a table
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", logger="kvdock.sglang")
     count = weight_updates.begin("r1")
     dispatch = scheduler()._request_dispatcher
     assert dispatch(request(kind, **fields)) == "handled"
