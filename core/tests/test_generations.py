@@ -79,7 +79,7 @@ def test_a_setting_names_a_run_or_none() -> None:
 
 
 class Shelf:
-    """What `delete_former` asks of a store: namespaces, who has them open, and times."""
+    """What `delete_former` asks of a store."""
 
     def __init__(self, *stored: tuple[str, int, bool]) -> None:
         self.stored = {f"{one[0]}-{one[1]}": one for one in stored}

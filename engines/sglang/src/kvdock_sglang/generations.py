@@ -103,7 +103,7 @@ def _agreed(run: str, group: Any) -> Generation:
     import torch.distributed as dist  # noqa: PLC0415 - the engine's
 
     own = Generation.private()
-    said = [[WEIGHTS.named, WEIGHTS.version, own.version]]
+    said: list[tuple[bool, str, str]] = [(WEIGHTS.named, WEIGHTS.version, own.version)]
     ranks = dist.get_process_group_ranks(group)
     if len(ranks) > 1:
         # A collective that ends by a deadline would take SGLang's group with it.

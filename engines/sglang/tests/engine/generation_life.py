@@ -14,6 +14,7 @@ import importlib
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,15 +131,18 @@ class Life:
                 busy -= 1
                 await asyncio.sleep(0)
 
+        def more(before: int) -> bool:
+            return len(said) >= before + 2 * clients
+
         tasks = [asyncio.create_task(client(number)) for number in range(clients)]
         for folder, version in updates:
             gate.clear()
             await self.until(lambda: not busy)
             if not await self.disk(folder, version):
                 raise SystemExit(f"no update to {folder}")
-            now, enough = folder, len(said) + 2 * clients
+            now, before = folder, len(said)
             gate.set()
-            await self.until(lambda enough=enough: len(said) >= enough)
+            await self.until(partial(more, before))
         over = True
         gate.set()
         await asyncio.gather(*tasks)

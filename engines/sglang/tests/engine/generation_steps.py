@@ -73,7 +73,7 @@ class Step:
                 record = (
                     SchedulerWeightUpdaterManager.record_weight_version_after_update
                 )
-                record(self.updater, fields.get("weight_version"))  # type: ignore[arg-type]  # what it uses of it
+                record(self.updater, fields.get("weight_version"))
 
         engine_patches.open_generation(handle, self.scheduler, [])
         return time.monotonic() - began_s

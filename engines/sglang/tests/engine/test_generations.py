@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import controllers
 import generation_steps
 import pytest
 import test_families as families
+import torch
 import zoo
+from safetensors.torch import save_file
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 
 from kvdock.errors import KvdockError
 from kvdock_sglang import generations, weight_updates
@@ -264,14 +268,15 @@ def test_what_began_with_older_weights_does_nothing_in_the_next_generation(
                 slots, ids, hash_value=controllers.page_hashes(made, ids)
             )
         else:
-            handle = controllers.CacheRequestHandle("late", 0)
-            operation = made.prefetch(
-                handle, controllers.array("q", ids), extra_pools=[]
-            )
+            handle = CacheRequestHandle("late", 0)
+            operation = made.prefetch(handle, array("q", ids), extra_pools=[])
         step.run(TENSOR)
         held.set()
         if direction == "put":
-            controllers.until("the ack", lambda: not made.ack_backup_queue.empty())
+            late_ack = controllers.until(
+                "the ack", lambda: controllers.taken(made.ack_backup_queue)
+            )
+            assert late_ack
         else:
             controllers.until("the hits", lambda: not made.prefetch_hit_queue.empty())
             assert not operation.hash_value
@@ -312,7 +317,8 @@ def test_files_of_other_content_are_another_generation_of_the_same_version(
     places = [tmp_path / name for name in ("a", "b")]
     for number, place in enumerate(places):
         place.mkdir()
-        (place / "config.json").write_text(json.dumps({"layers": number}))
+        (place / "config.json").write_text("{}")
+        save_file({"w": torch.zeros(1 + number)}, place / "model.safetensors")
     one.step.run(DISK, weight_version="7", model_path=str(places[0]))
     assert generation(one)["weights"]
     assert one.put()

@@ -168,7 +168,7 @@ def test_engines_of_a_run_share_the_pages_of_a_version_and_no_others_do(
     world: World,
 ) -> None:
     a, b = world.models
-    run = {"generations": "run:policy"}
+    run: dict[str, Any] = {"generations": "run:policy"}
     before, _, cold, _, warm = world.live(
         "one",
         [["ask"], ["disk", b, "7"], ["ask"], ["disk", b, "7"], ["ask"]],
