@@ -84,10 +84,14 @@ def _check_steps() -> None:
 def _is_empty(scheduler: Any) -> bool:
     """Return whether nothing that was computed before is in the engine's memory."""
     updater, cache = scheduler.weight_updater, scheduler.tree_cache
+    # Its tree in Rust shows no nodes, so their memory is looked at.
+    host = cache.cache_controller.mem_pool_host
     return not (
         updater._session is not None  # noqa: SLF001 - SGLang has no other door
         or updater.offload_tags
-        or cache.tree_core.root_node.children
+        or cache.evictable_size()
+        or cache.protected_size()
+        or host.available_size() < host.logical_size
         or cache.session.slots
         # Requests that wait have no pages yet, or are not idle.
         or not scheduler.is_fully_idle(ignore_waiting=True)

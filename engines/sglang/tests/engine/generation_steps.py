@@ -45,13 +45,17 @@ class Step:
         )
         self.children: dict[str, object] = {}
         self.slots: dict[str, object] = {}
-        self.idle = True
+        self.idle, self.host_pages = True, 0
         cache = SimpleNamespace(
-            tree_core=SimpleNamespace(
-                root_node=SimpleNamespace(children=self.children)
-            ),
+            evictable_size=lambda: len(self.children),
+            protected_size=lambda: 0,
             session=SimpleNamespace(slots=self.slots),
-            cache_controller=SimpleNamespace(storage_backend=storage),
+            cache_controller=SimpleNamespace(
+                storage_backend=storage,
+                mem_pool_host=SimpleNamespace(
+                    logical_size=9, available_size=lambda: 9 - self.host_pages
+                ),
+            ),
         )
         self.scheduler: Any = SimpleNamespace(
             weight_updater=self.updater,

@@ -201,7 +201,9 @@ def test_after_a_failed_load_the_next_one_has_its_name_again(engine: Any) -> Non
     assert generation(one)["version"] == "8"
 
 
-@pytest.mark.parametrize("why", ["children", "slots", "idle", "session", "released"])
+@pytest.mark.parametrize(
+    "why", ["children", "host", "slots", "idle", "session", "released"]
+)
 def test_nothing_is_stored_while_what_older_weights_computed_is_there(
     why: str, engine: Any
 ) -> None:
@@ -209,7 +211,7 @@ def test_nothing_is_stored_while_what_older_weights_computed_is_there(
     step = one.step
     if why in ("children", "slots"):
         getattr(step, why)["left"] = object()
-    step.idle = why != "idle"
+    step.idle, step.host_pages = why != "idle", int(why == "host")
     step.updater._session = object() if why == "session" else None
     step.updater.offload_tags = {"weights"} if why == "released" else set()
     one.update()
@@ -219,6 +221,7 @@ def test_nothing_is_stored_while_what_older_weights_computed_is_there(
         step.run()
     step.children.clear()
     step.slots.clear()
+    step.host_pages = 0
     step.idle, step.updater._session, step.updater.offload_tags = True, None, set()
     step.run()
     assert one.put()
