@@ -73,21 +73,30 @@ class Origin:
             "tp0-pp3"; "0" where there is only one.
         model: The model of its namespace.
         namespace: The digest of its namespace.
+        configuration: The same without a generation of weights: an engine keeps it.
     """
 
     rank: str = "0"
     model: str = ""
     namespace: str = ""
+    configuration: str = ""
 
     @classmethod
-    def of(cls, shard: Shard, model: str, namespace: str) -> Origin:
+    def of(
+        cls, shard: Shard, model: str, namespace: str, configuration: str = ""
+    ) -> Origin:
         """Describe the attachment of a shard."""
         parts = [
             f"{axis}{getattr(shard, f'{axis}_rank')}"
             for axis in ("tp", "pp", "cp", "dcp")
             if getattr(shard, f"{axis}_size") > 1
         ]
-        return cls(rank="-".join(parts) or "0", model=model, namespace=namespace)
+        return cls(
+            rank="-".join(parts) or "0",
+            model=model,
+            namespace=namespace,
+            configuration=configuration or namespace,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -156,6 +165,17 @@ class LookupSkipped:
 
     request: str
     reason: str
+
+
+@attrs.frozen(kw_only=True)
+class GenerationOpened:
+    """Storage goes on after the weights of an engine were replaced.
+
+    Args:
+        kind: "run" where other engines may have the same, else "private".
+    """
+
+    kind: str
 
 
 @attrs.frozen(kw_only=True)
@@ -551,6 +571,7 @@ Event = (
     | MessageRefused
     | LoadDecided
     | LookupSkipped
+    | GenerationOpened
     | HintAnswered
     | HostMemoryShared
     | PagesAnswered

@@ -248,6 +248,8 @@ class Namespace:
         salt: Secret that keeps tenants apart; recorded only as a digest.
         page_format: Anything else that changes the bytes of a page, such as a
             quantisation recipe or an engine's own format tag.
+        generation: Which weights an engine computes with that were replaced while it
+            runs, or "" for those it was started with: see `kvdock.generations`.
     """
 
     model: str = attrs.field(converter=_text, validator=_checked_text)
@@ -258,6 +260,7 @@ class Namespace:
         default="", repr=False, converter=_text, validator=_checked_text
     )
     page_format: str = attrs.field(default="", converter=_text, validator=_checked_text)
+    generation: str = attrs.field(default="", converter=_text, validator=_checked_text)
 
     def __attrs_post_init__(self) -> None:
         """Refuse a namespace that names no model."""
@@ -273,6 +276,8 @@ def namespace_record(
     Pools are described over all ranks. How they are divided is in the suffix;
     hit policies and windows do not change bytes and are left out.
     """
+    # Without one, the digest is that of an engine that knows of no generations.
+    generation = {"generation": namespace.generation} if namespace.generation else {}
     return {
         "schema": SCHEMA_VERSION,
         "model": namespace.model,
@@ -281,6 +286,7 @@ def namespace_record(
         "lora": namespace.lora,
         "salt_sha256": salt_digest(namespace.salt),
         "page_format": namespace.page_format,
+        **generation,
         "pools": {
             pool.name: {
                 "kind": str(pool.kind),
@@ -316,3 +322,11 @@ def canonical(record: Mapping[str, object]) -> bytes:
 def namespace_digest(record: Mapping[str, object]) -> str:
     """Return the SHA-256 of a record's canonical form, in hex."""
     return hashlib.sha256(canonical(record)).hexdigest()
+
+
+def configuration_digest(record: Mapping[str, object]) -> str:
+    """Return the digest of a record without its generation.
+
+    Engines that are configured alike have the same, whatever weights they have now.
+    """
+    return namespace_digest({k: v for k, v in record.items() if k != "generation"})

@@ -12,13 +12,15 @@ settings, and returns a `Store`, or None if that is none of its own.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
 from kvdock.batch import Outcome
-from kvdock.errors import PoolError
+from kvdock.errors import KvdockError, PoolError
+from kvdock.generations import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from kvdock.config.tenants import Tenants
     from kvdock.retention import Retention, RetentionAnswer
 
+
+log = logging.getLogger("kvdock")
 
 GROUP = "kvdock.stores"
 
@@ -65,6 +69,7 @@ class NamespaceSurvey:
     Args:
         model: Identity of the model, "" where it is not recorded.
         revision: Which weights, as recorded.
+        generation: Their generation for people, if they were replaced at run time.
         recorded: Whether its record is stored and matches its digest.
         used_ns: When any of its pages was last stored or read; 0 for never.
     """
@@ -75,6 +80,7 @@ class NamespaceSurvey:
     recorded: bool
     used_ns: int
     pools: tuple[PoolSurvey, ...]
+    generation: str = ""
 
     @property
     def pages(self) -> int:
@@ -319,3 +325,35 @@ def pool_of_key(key: str) -> str:
     with suppress(PoolError):
         return Coordinate.parse(coordinate).pool
     return "?"
+
+
+def delete_former(store: Store, run: str, keep: int) -> int:
+    """Delete generations of a store that are not needed; return the bytes freed.
+
+    What a process may have open stays. Private ones go, as nothing can find them
+    again, those of engines that were killed too; and of the run those that were used
+    before the last `keep` versions.
+    """
+    versions: dict[Generation, int] = {}
+    doomed: list[str] = []
+    of_run: dict[str, Generation] = {}
+    for namespace in store.namespaces():
+        generation = Generation.of(store.record(namespace))
+        if generation is None or store.in_use(namespace):
+            continue
+        if not generation.run:
+            doomed.append(namespace)
+        elif generation.run == run:
+            of_run[namespace] = generation
+            used_ns = store.survey(namespace).used_ns
+            versions[generation] = max(used_ns, versions.get(generation, 0))
+    kept = sorted(versions, key=lambda one: versions[one], reverse=True)[:keep]
+    doomed += [name for name, generation in of_run.items() if generation not in kept]
+    freed = 0
+    for namespace in doomed:
+        try:
+            freed += store.clear(namespace, unused=True)
+            store.collect(namespace)
+        except KvdockError as error:  # it was opened meanwhile, or is gone
+            log.info("generation of namespace %s stays: %s", namespace[:12], error)
+    return freed

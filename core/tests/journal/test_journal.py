@@ -42,9 +42,11 @@ from kvdock.events import (
     PagesRestored,
     requested_by,
 )
+from kvdock.generations import Generation
 from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
 from kvdock.journal.observer import Journal, JournalSettings, _Files
 from kvdock.journal.records import encode, record_of_pages
+from kvdock.namespace import Namespace
 from kvdock.pays.policy import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
 from kvdock.plugin.manifest import Manifest, Support
@@ -390,6 +392,28 @@ def test_pages_of_another_namespace_are_found_with_what_differs(trial: Trial) ->
     answer = trial.why("r")
     assert answer.pools[0].causes == {Cause.OTHER_NAMESPACE: 6}
     assert any("page_tokens" in one.field for one in answer.differences)
+
+
+@pytest.mark.parametrize(
+    ("computed", "words"),
+    [
+        (Generation(run="r", version="7").text, "generation 7"),
+        ("", "the weights of the start"),
+    ],
+)
+def test_pages_of_other_weights_are_named_by_their_generation(
+    computed: str, words: str, trial: Trial
+) -> None:
+    asked = Namespace(model="m", generation=Generation(run="r", version="8").text)
+    mine = trial.engine(namespace=asked)
+    theirs = trial.engine(
+        namespace=Namespace(model="m", generation=computed), shelves=mine.shelves
+    )
+    store(theirs)
+    ask(mine, "r")
+    answer = trial.why("r")
+    assert answer.pools[0].causes == {Cause.OTHER_GENERATION: 6}
+    assert f"(computed with {words}, asked in generation 8)" in answer.verdict
 
 
 def test_hashes_are_explained_without_a_request(trial: Trial) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvdock.config import structure
 from kvdock.errors import KvdockError, NamespaceError, SettingsError
+from kvdock.generations import Generation
 from kvdock.namespace import RECORD_NAME, load_record
 from kvdock.stores import NamespaceSurvey, PoolSurvey
 from kvdock_segments.cleanup import (
@@ -220,6 +221,7 @@ class DirectoryStore:
             namespace=namespace,
             model=str(about.get("model", "")),
             revision=str(about.get("revision", "")),
+            generation=str(Generation.of(about) or ""),
             recorded=bool(about),
             used_ns=used_ns,
             pools=tuple(

@@ -99,6 +99,7 @@ def _model(row: NamespaceSurvey | Removal) -> str:
     return survey.model or ("-" if survey.recorded else "?")
 
 
+_GENERATION = Column("GENERATION", lambda row: row.generation or "-", fold=True)
 _NAMESPACE = Column("NAMESPACE", lambda row: row.namespace[:SHORT])
 _SURVEYS = (
     Column("NAMESPACE", lambda row: _survey(row).namespace[:SHORT]),
@@ -146,7 +147,8 @@ def listing(
     `unused` are those that no process has open. With `retained`, it shows what is
     promised and what expires.
     """
-    columns = (*_SURVEYS, *(_TIMES if retained else ()))
+    generations = (_GENERATION,) if any(one.generation for one in surveys) else ()
+    columns = (*_SURVEYS, *generations, *(_TIMES if retained else ()))
     blocks: list[Block] = [Table(columns, surveys)]
     if not surveys:
         blocks = ["no page is promised or expires" if retained else _EMPTY]
@@ -177,6 +179,7 @@ def survey(found: NamespaceSurvey) -> Report:
         ("namespace", found.namespace[:SHORT]),
         ("model", _model(found)),
         ("revision", found.revision or "-"),
+        *([("generation", found.generation)] if found.generation else []),
         ("last used", _day(found.used_ns)),
     ]
     pools = Table(_POOLS, found.pools) if found.pools else "no pages"

@@ -11,7 +11,7 @@ import itertools
 import math
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib import resources
@@ -55,6 +55,7 @@ class Cause(StrictEnum):
     """Reason for which a page was missed; `causes.toml` has its words."""
 
     OTHER_NAMESPACE = "other_namespace"
+    OTHER_GENERATION = "other_generation"
     OTHER_RANKS = "other_ranks"
     NEVER_STORED = "never_stored"
     NOT_THERE = "not_there"
@@ -680,10 +681,15 @@ class _Case:
         if past is not None and past.cause is not Cause.NEVER_STORED:
             return past.cause
         others = self.elsewhere(pool, page)
-        if not others:
-            return self.unknown
-        mine = asked.namespace in others
-        return Cause.OTHER_RANKS if mine else Cause.OTHER_NAMESPACE
+        return self.where(asked.namespace, others) if others else self.unknown
+
+    def where(self, namespace: str, others: Collection[str]) -> Cause:
+        """Return why a page that is in some namespaces is not found in one."""
+        if namespace in others:
+            return Cause.OTHER_RANKS
+        if any(map(_in_generation, self.compared(namespace, others))):
+            return Cause.OTHER_GENERATION
+        return Cause.OTHER_NAMESPACE
 
     def elsewhere(self, pool: str, page: str) -> dict[str, None]:
         """Return the namespaces that have a page in other objects."""
@@ -698,19 +704,49 @@ class _Case:
         """Compare the namespace with the most similar that has a missing page."""
         for one in answers:
             asked = self.asked.get(one.pool)
-            mine = self.attachment(asked.namespace) if asked else None
-            if mine and one.cause is Cause.OTHER_NAMESPACE and one.first is not None:
-                found = [
-                    diff_records(mine.record, theirs.record)
-                    for other in self.elsewhere(one.pool, self.prefix[one.first])
-                    for theirs in self.question.attached.get(other, {}).values()
-                ]
+            if asked and one.cause in _ELSEWHERE and one.first is not None:
+                others = self.elsewhere(one.pool, self.prefix[one.first])
+                found = self.compared(asked.namespace, others)
                 return min(found, key=len, default=())
         return ()
+
+    def compared(
+        self, namespace: str, others: Iterable[str]
+    ) -> list[tuple[Difference, ...]]:
+        """Return in what a namespace differs from each of some others."""
+        mine = self.attachment(namespace)
+        return [
+            diff_records(mine.record, theirs.record)
+            for other in others
+            for theirs in self.question.attached.get(other, {}).values()
+            if mine
+        ]
+
+
+_ELSEWHERE = (Cause.OTHER_NAMESPACE, Cause.OTHER_GENERATION)
+"""Causes of a page that is there, in another namespace."""
+
+
+def _in_generation(differences: Sequence[Difference]) -> bool:
+    """Return whether nothing but the generation of the weights differs."""
+    fields = {one.field.partition(".")[0] for one in differences}
+    return fields == {"generation"}
+
+
+def _generation(differences: Sequence[Difference], side: str) -> str:
+    """Name a generation by what differs of it."""
+    values = {one.field: str(getattr(one, side)) for one in differences}
+    if "generation.version" not in values:
+        return "other files of the same version"
+    version = values["generation.version"].strip('"')
+    return "the weights of the start" if version == "-" else f"generation {version}"
 
 
 def _differ_in(differences: Sequence[Difference]) -> str:
     """Name the fields in which two records differ most plainly, with short values."""
+    if _in_generation(differences):
+        computed, asked = (_generation(differences, at) for at in ("right", "left"))
+        return f"computed with {computed}, asked in {asked}"
 
     def plainly(one: Difference) -> tuple[bool, int]:
         return not {"-", "null"}.isdisjoint((one.left, one.right)), len(one.right)

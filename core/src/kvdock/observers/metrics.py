@@ -160,8 +160,13 @@ def _metrics() -> tuple[Metric, ...]:
         Metric(
             _CONFIG, gauge,
             "1 for the namespace that pages are found in: engines with the same digest "
-            "share them.",
+            "share them, those of one generation where weights are replaced.",
             ("digest",), mode="livemax",
+        ),
+        Metric(
+            "kvdock_generations_total", counter,
+            "Generations of pages that were opened after weights had been replaced.",
+            ("kind",),
         ),
         Metric(
             "kvdock_pool_pages", gauge,
@@ -337,6 +342,7 @@ _VALUES: Mapping[type, Callable[[Any], Iterable[Value]]] = MappingProxyType(
             ("kvdock_pool_pages", of.leased, of.pool, "leased"),
         ],
         events.StoreFilled: _of_store,
+        events.GenerationOpened: lambda of: [("kvdock_generations_total", 1, of.kind)],
         events.PluginLoaded: lambda of: [
             (_PLUGINS, 1, of.kind, of.name, of.distribution, of.version, of.path)
         ],
@@ -453,7 +459,7 @@ class EventMetrics(ABC):
                 self._watch(event, whose)
             case events.PoolRouted():
                 self._note_route(event, whose)
-                self._set(_CONFIG, 1, origin.namespace, *whose)
+                self._set(_CONFIG, 1, origin.configuration, *whose)
             case events.PagesRestored():
                 self._count_restored(event, whose)
             case events.PoolsDetached():

@@ -18,7 +18,12 @@ from kvdock.events import Origin, PoolRouted, PoolsAttached, PoolsDetached
 from kvdock.geometry.region import Block, Region, block_of
 from kvdock.keys import check_suffixes
 from kvdock.models.memory_budget import HostBudget
-from kvdock.namespace import SEALED_FORMAT, namespace_digest, namespace_record
+from kvdock.namespace import (
+    SEALED_FORMAT,
+    configuration_digest,
+    namespace_digest,
+    namespace_record,
+)
 from kvdock.pools.layout import stored_objects
 from kvdock.resilience.channel import BackendChannel, as_kvdock_error
 from kvdock.routing.verdicts import IntegrityCheck, TransferMode
@@ -204,7 +209,9 @@ def attach_plan(
         backends.copier = Copier(core, backends.notify)
     if core.page_events:
         backends.page_events = PageEvents(core.page_events)
-    origin = Origin.of(plan.shard, namespace.model, digest)
+    origin = Origin.of(
+        plan.shard, namespace.model, digest, configuration_digest(record)
+    )
     try:
         for name in configs:
             backends.channels[name] = BackendChannel(dock.backends[name], core, origin)

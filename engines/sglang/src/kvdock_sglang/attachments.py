@@ -19,6 +19,7 @@ from kvdock import Attachment, HitPolicy, Outcome, RouteRequirements, Scope
 from kvdock.config import Drafts
 from kvdock.errors import KvdockError, NoRoute
 from kvdock.events import Event, PageEvent, PagesRestored
+from kvdock.namespace import configuration_digest
 from kvdock.pools import sharing_limits
 from kvdock_sglang.pool_names import EnginePool
 
@@ -95,6 +96,8 @@ class Attachments:
     given: Configuration
     ranks: Ranks
     _spaces: Mapping[bool, Namespace] = attrs.field(factory=dict, init=False)
+    _burst: Sequence[HostPool] = attrs.field(default=(), init=False)
+    _late: tuple[HostPool, ...] = attrs.field(default=(), init=False)
     _attachments: tuple[Attachment, ...] = attrs.field(default=(), init=False)
     _by_name: Mapping[str, AttachedHostPool] = attrs.field(factory=dict, init=False)
     _changing: threading.Lock = attrs.field(factory=threading.Lock, init=False)
@@ -121,8 +124,9 @@ class Attachments:
 
     @property
     def digest(self) -> str:
-        """The namespace of the first burst, or "" before it."""
-        return self._attachments[0].namespace if self._attachments else ""
+        """The first burst's namespace, without its generation; "" before it."""
+        first = next(iter(self._attachments), None)
+        return configuration_digest(first.namespace_record) if first else ""
 
     def attach(
         self, pools: Sequence[HostPool], target: Namespace, drafts: Namespace
@@ -137,7 +141,7 @@ class Attachments:
                 the message is the route table.
             KvdockError: If a plugin rejects its memory or its settings.
         """
-        self._spaces = {False: target, True: drafts}
+        self._spaces, self._burst = {False: target, True: drafts}, pools
         return self._attach(pools, target)
 
     def add(self, pool: HostPool) -> Plan | None:
@@ -156,6 +160,7 @@ class Attachments:
         """
         if not self._spaces:
             raise KvdockError(f"pool {pool.name!r} comes before the anchor")
+        self._late = (*self._late, pool)
         beside = self._spaces[pool.spec.draft]
         space = attrs.evolve(
             beside,
@@ -174,6 +179,27 @@ class Attachments:
                     pool.name: AttachedHostPool(pool, None),
                 }
             return None
+
+    def next_generation(self, generation: str) -> Attachments:
+        """Close these, and return the same pools attached in another generation.
+
+        Raises:
+            KvdockError: As for `attach` and `add`; these stay closed.
+        """
+        self.close()
+        target, drafts = (
+            attrs.evolve(space, generation=generation)
+            for space in self._spaces.values()
+        )
+        opened = Attachments(self.dock, self.given, self.ranks)
+        try:
+            opened.attach(self._burst, target, drafts)
+            for pool in self._late:
+                opened.add(pool)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     def _attach(self, pools: Sequence[HostPool], space: Namespace) -> Plan:
         plan = self.routes([pool.spec for pool in pools])

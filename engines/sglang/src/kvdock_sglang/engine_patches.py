@@ -23,7 +23,14 @@ import attrs
 
 from kvdock import Capability, PoolKind, Support
 from kvdock.pays import limited_by
-from kvdock_sglang import hints, lora_identity, operation, pays, weight_updates
+from kvdock_sglang import (
+    generations,
+    hints,
+    lora_identity,
+    operation,
+    pays,
+    weight_updates,
+)
 from kvdock_sglang.engine_api import USED, Used, installed_version, missing
 from kvdock_sglang.launch_flags import LOADER_KEYS
 from kvdock_sglang.settings import collect, differing
@@ -209,6 +216,16 @@ def learn_step(
     storage = kvdock_storage(_backend_of(scheduler.tree_cache))
     if storage is not None:
         storage.learn_step(batch)
+    return answer
+
+
+def open_generation(original: Callable[..., Any], scheduler: Any, *args: Any) -> Any:
+    """Go on with storage after an update of the weights, once nothing is mixed."""
+    answer = original(scheduler, *args)
+    if weight_updates.WEIGHTS.changed:
+        storage = kvdock_storage(_backend_of(scheduler.tree_cache))
+        if storage is not None:
+            generations.open_if_ready(storage, scheduler)
     return answer
 
 
@@ -411,6 +428,9 @@ _LOST_LORA = (
     "adapters by their content: storage is rejected with --enable-lora, and pages are "
     "not shared with engines that have the patch"
 )
+_LOST_GENERATIONS = (
+    "storage after weights were replaced at run time: attach it with another revision"
+)
 PATCHES = (
     Patch(
         f"{_HYBRID}.should_backup",
@@ -479,6 +499,13 @@ PATCHES = (
         "it with another revision afterwards",
         USED["weights"],
     ),
+    Patch(
+        weight_updates.RECORD,
+        weight_updates.note_success,
+        _LOST_GENERATIONS,
+        USED["generations"],
+    ),
+    Patch(generations.STEP, open_generation, _LOST_GENERATIONS, USED["generations"]),
     Patch(
         _LAYOUT,
         page_layout,

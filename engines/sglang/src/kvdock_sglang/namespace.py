@@ -390,6 +390,11 @@ class Ranks:
     share_tp: tuple[int, ...] = ()
 
     @property
+    def first_on_host(self) -> bool:
+        """Whether no rank before it has this host's stores to look after."""
+        return self.shard.tp_rank % self.on_host == 0
+
+    @property
     def process(self) -> str:
         """Name this process among those of the engine, for local directories."""
         ranks = {

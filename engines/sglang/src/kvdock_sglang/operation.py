@@ -21,6 +21,7 @@ import attrs
 
 from kvdock.events import AUDITED, requested_by
 from kvdock.strict_enum import StrictEnum
+from kvdock_sglang.weight_updates import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ CALLS = tuple(
 """Functions under which all storage calls of an operation are made."""
 
 _MARK = "_kvdock_operation"
+_WEIGHTS = "_kvdock_weights"
 
 
 class OperationKind(StrictEnum):
@@ -73,11 +75,17 @@ _node: ContextVar[tuple[str, str] | None] = ContextVar("kvdock_node", default=No
 _current: ContextVar[StorageOperation | None] = ContextVar(
     "kvdock_operation", default=None
 )
+_weights: ContextVar[int | None] = ContextVar("kvdock_weights", default=None)
 
 
 def current() -> StorageOperation | None:
     """Return the operation that this thread's storage call belongs to, if known."""
     return _current.get()
+
+
+def weights() -> int | None:
+    """Return the count of the weights that this thread's operation began under."""
+    return _weights.get()
 
 
 def note_write(original: Callable[..., Any], cache: Any, node_id: Any) -> Any:
@@ -97,6 +105,7 @@ def note_operation(
 ) -> None:
     """Write on an operation of SGLang's what its storage calls belong to."""
     original(operation, *args, **options)
+    setattr(operation, _WEIGHTS, WEIGHTS.count)
     if (node := _node.get()) is not None:
         found = StorageOperation(
             kind=OperationKind.WRITE, extra_key=node[0], salt=node[1]
@@ -130,7 +139,8 @@ def run_operation(
             slots=getattr(operation, "host_indices", None),
         )
     request = found.request if found is not None else ""
-    with _set(_current, found), requested_by(request):
+    began = getattr(operation, _WEIGHTS, None)
+    with _set(_current, found), _set(_weights, began), requested_by(request):
         return original(controller, operation, *args, **options)
 
 

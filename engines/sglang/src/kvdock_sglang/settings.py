@@ -16,6 +16,7 @@ from kvdock.config import (
     EngineSettings,
     check_deadlines,
     choice,
+    count,
     load_engine_configuration,
     option,
     split_settings,
@@ -85,6 +86,17 @@ class AdapterSettings(EngineSettings):
         WeightsBy.HEADERS,
         help="headers: safetensors files are known by header, size and time, so a "
         "copy on another host is another model; whole: by their content.",
+    )
+    generations: str = option(
+        "private",
+        help="Whose pages are found after weights were replaced at run time: "
+        "private, this engine's alone; run:NAME, those of all engines of that run "
+        "with the same weight_version.",
+    )
+    kept_generations: int = count(
+        1,
+        help="Earlier versions of the run whose pages stay, once no engine has "
+        "them open.",
     )
 
 

@@ -10,6 +10,7 @@ Source: SGLang 0.5.23, `mem_cache/hicache_storage.py`: `HiCacheStorage`.
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -27,18 +28,21 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
-from kvdock.events import LookupSkipped, current_request, stored_for
+from kvdock.events import GenerationOpened, LookupSkipped, current_request, stored_for
+from kvdock.generations import Generation, run_of
 from kvdock.hints import Hints, RequestHints, by_times
 from kvdock.pays import LIMIT
+from kvdock.resilience.run_within import run_within
 from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
+from kvdock_sglang.former_generations import FormerGenerations
 from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
 from kvdock_sglang.layout_check import check
 from kvdock_sglang.lora_identity import callers_key
 from kvdock_sglang.namespace import Ranks, launched, namespace, target_kv_heads
-from kvdock_sglang.operation import StorageOperation, current
+from kvdock_sglang.operation import StorageOperation, current, weights
 from kvdock_sglang.pool_names import EnginePool, is_draft
 from kvdock_sglang.router_events import EVENT_PAGES, RouterEvents, published
 from kvdock_sglang.settings import collect
@@ -47,6 +51,10 @@ from kvdock_sglang.stats import Stats
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from kvdock.events import Event
+
+
+log = logging.getLogger("kvdock.sglang")
 
 T = TypeVar("T")
 
@@ -83,6 +91,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             self.given = attrs.evolve(self.given, core=core)
         pages = self.given.core.page_events
         self.events = RouterEvents(pages) if pages else None
+        self.run = run_of(self.given.own.generations)
         self.config = storage_config
         self.ranks = Ranks.of(storage_config)
         self.ledger = Stats(
@@ -91,7 +100,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         )
         dock = Dock.for_engine(self.given.used, self.given)
         self._attachments = Attachments(dock, self.given, self.ranks)
-        self._hinted = RequestPages(Hints(self.given.core, self._attachments.notify))
+        self._hinted = RequestPages(Hints(self.given.core, self._notify))
+        self._former = FormerGenerations(self.run, dock, self.given)
+        self._weights = -1
         self._waiting: dict[str, object] = {}
         self._attached = False
         self._stopping = False
@@ -127,7 +138,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             KvdockError: If a pool is of an unknown class, no plugin takes it
                 (the message is the route table), or a plugin rejects its memory.
         """
-        weight_updates.begin(self.given.own.revision)
+        self._weights = weight_updates.begin(self.given.own.revision)
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         pools = [self._describe(name, pool) for name, pool in burst.items()]
         target, drafts = namespace(
@@ -146,6 +157,39 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         for name, pool in waiting.items():
             if name not in burst:
                 self.register_mem_host_pool_v2(pool, name)
+
+    def open_generation(
+        self, name: Callable[[], Generation], deadline_s: float
+    ) -> None:
+        """Store and find pages of other weights from now on.
+
+        Called on the scheduler thread while nothing is under way. `name` says what they
+        are called; it may read files.
+
+        Raises:
+            KvdockError: If it takes too long, or what an attachment raises; nothing is
+                stored and found then.
+        """
+        left = self._attachments
+
+        def attach() -> tuple[Generation, Attachments]:
+            generation = name()
+            return generation, left.next_generation(generation.text)
+
+        generation, opened = run_within(
+            deadline_s, attach, "opening a generation", lambda late: late[1].close()
+        )
+        weight_updates.WEIGHTS.settle()
+        self._attachments = opened
+        self._weights = weight_updates.WEIGHTS.count
+        kind = "run" if generation.run else "private"
+        opened.notify(GenerationOpened(kind=kind))
+        log.info("storage goes on with generation %s", generation)
+        if self.ranks.first_on_host:
+            self._former.delete()
+
+    def _notify(self, event: Event) -> None:
+        self._attachments.notify(event)
 
     def _describe(self, name: str, pool: object) -> HostPool:
         anchor: Any = self.mem_pool_host
@@ -231,7 +275,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self, keys: Sequence[str], transfers: Sequence[PoolTransfer]
     ) -> PoolTransferResult:
         deadline_s = self._deadline("exists")
-        if weight_updates.replaced(self.given.own.revision):
+        if self._weights != weight_updates.WEIGHTS.count:
             self.note_skipped(current_request(), "weights")
         anchor = self._attached_pool(EnginePool.KV)
         asked = [PoolQuery(anchor.spec, anchor.lookup(keys, deadline_s))]
@@ -554,10 +598,11 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         return self.given.core.deadlines.until(what)
 
     def _attached_pool(self, name: str) -> AttachedHostPool:
+        began = weights()
+        weight_updates.check(self._weights if began in (None, self._weights) else -1)
         attached_pool = self._attachments.attached_pool(_word(name))
         if attached_pool is None:
             raise KvdockError(f"pool {_word(name)!r} is not attached")
-        weight_updates.check(self.given.own.revision)
         return attached_pool
 
     def _safely(self, what: str, call: Callable[[], T], otherwise: T) -> T:

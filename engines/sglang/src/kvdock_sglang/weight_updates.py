@@ -2,11 +2,14 @@
 
 SGLang empties its own cache then, and does not inform its storage, where requests to
 the new weights would find the pages of the old ones. So storage answers with misses
-from the first request to the scheduler on that may replace weights, until it is
-attached again with another revision. Every kind of request may that is not listed in
-`weight_updates.toml` as harmless, those of a newer release too.
+from the first request to the scheduler on that may replace weights. Every kind of
+request may that is not listed in `weight_updates.toml` as harmless, those of a newer
+release too. After those that it lists as updates the next generation of weights can be
+opened, see `generations.py`; any other ends storage until it is attached again with
+another revision.
 
-Source: SGLang 0.5.23, `managers/scheduler.py:init_request_dispatcher`.
+Source: SGLang 0.5.23, `managers/scheduler.py:init_request_dispatcher`,
+`managers/scheduler_components/weight_updater.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +25,15 @@ import attrs
 
 from kvdock.errors import KvdockError
 from kvdock.identity import Exemption, read_exemptions
+from kvdock.strict_enum import StrictEnum
 
 log = logging.getLogger("kvdock.sglang")
+
+RECORD = (
+    "sglang.srt.managers.scheduler_components.weight_updater."
+    "SchedulerWeightUpdaterManager.record_weight_version_after_update"
+)
+"""Called on every rank after each load of weights that has succeeded there."""
 
 DISPATCH = "sglang.srt.managers.scheduler.Scheduler.init_request_dispatcher"
 
@@ -68,24 +78,114 @@ _CONDITIONS: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
     }
 )
 
+_LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
 HARMLESS: Mapping[str, Exemption] = MappingProxyType(
     {
         one.field: one
-        for one in read_exemptions(
-            tomllib.loads(
-                Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-            )["harmless"],
-            conditions=_CONDITIONS,
-        )
+        for one in read_exemptions(_LISTED["harmless"], conditions=_CONDITIONS)
     }
 )
 """Kinds of requests that leave the weights as they are, some on a condition."""
 
-_attached: set[str] = set()
-"""Revisions that storage was attached with since the last update."""
 
-_replaced: set[str] = set()
-"""Revisions whose weights this process has no longer; of all its attachments."""
+class UpdateKind(StrictEnum):
+    """What a request does to the weights."""
+
+    LOADS = "loads"
+    """Replaces some or all; SGLang says on each rank whether that succeeded."""
+    NAMES = "names"
+    """Says which version they are, and may begin or end several loads."""
+    SPOILS = "spoils"
+    """Leaves weights that have no name until others are loaded."""
+
+
+UPDATES: Mapping[str, UpdateKind] = MappingProxyType(
+    {
+        name: UpdateKind(table["kind"])
+        for table in _LISTED["update"]
+        for name in table["fields"].split()
+    }
+)
+"""Kinds of requests after which the weights are known, as far as they were told."""
+
+
+@attrs.define
+class Weights:
+    """What this process knows of its weights; used by the scheduler's thread.
+
+    Other threads read `count` alone.
+
+    Args:
+        count: Grows with each request that may have replaced them, and with each
+            generation: a storage call counts that began under the present one.
+        opened_at: The count when storage was attached, or a generation was tried.
+        ended: Whether a request came after which none can be opened.
+        loads: Loads since then.
+        done: Those of them that succeeded on this rank.
+        version: The last version that a caller gave them since then, or "".
+        files: Where the only load took them from, or "".
+        whole: Whether all loads before had succeeded.
+        attached: Revisions that storage was attached with.
+        replaced: Revisions whose weights this process has no longer.
+    """
+
+    count: int = 0
+    opened_at: int = 0
+    ended: bool = False
+    loads: int = 0
+    done: int = 0
+    version: str = ""
+    files: str = ""
+    whole: bool = True
+    attached: set[str] = attrs.field(factory=set)
+    replaced: set[str] = attrs.field(factory=set)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a generation is to be opened for them."""
+        return self.opened_at != self.count and not self.ended
+
+    @property
+    def named(self) -> bool:
+        """Whether this rank has the weights of `version`."""
+        whole = self.loads == self.done if self.loads else self.whole
+        return bool(self.version) and whole
+
+    def begin(self, kind: UpdateKind | None, request: object) -> None:
+        """Note a request that may replace the weights; None for an unknown one."""
+        # One of an unknown kind may go on replacing them after its answer.
+        self.ended |= kind is None
+        # What the files of the model say was true until now.
+        self.replaced |= self.attached | {""}
+        self.count += 1
+        if kind is UpdateKind.LOADS:
+            self.loads += 1
+            path = str(getattr(request, "model_path", "") or "")
+            self.files = path if self.loads == 1 else ""
+        elif kind is UpdateKind.NAMES:
+            self.version = str(getattr(request, "new_version", "") or self.version)
+        else:
+            self.loads = self.done = 0
+            self.version, self.files, self.whole = "", "", False
+
+    def succeeded(self, version: str | None) -> None:
+        """Note that a load succeeded on this rank."""
+        self.done += 1
+        self.version = version or self.version
+
+    def settle(self) -> None:
+        """Note that a generation is opened for them, or could not be."""
+        # What SGLang began before belongs to no generation.
+        self.count += 1
+        self.opened_at = self.count
+        self.whole = self.loads == self.done if self.loads else self.whole
+        self.loads = self.done = 0
+        self.version = self.files = ""
+
+
+WEIGHTS = Weights()
+"""The weights of this process, whatever is attached."""
 
 
 @attrs.frozen(eq=False)
@@ -97,7 +197,7 @@ class Watched:
     def __call__(self, request: object) -> object:
         """Pass a request on; on the scheduler's thread."""
         if not is_harmless(request):
-            note_update(type(request).__name__)
+            note_update(request)
         return self.dispatcher(request)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the engine's object
@@ -119,39 +219,58 @@ def is_harmless(request: object) -> bool:
     return exemption.holds is None or exemption.holds(request)
 
 
-def note_update(kind: str) -> None:
+def note_update(request: object) -> None:
     """Note that this process may have other weights from now on."""
-    if "" not in _replaced or _attached:
-        log.warning("%s may replace the weights, so storage ends with it", kind)
-    # What the files of the model say was true until now.
-    _replaced.update(_attached, {""})
-    _attached.clear()
+    name = type(request).__name__
+    kind = UPDATES.get(name)
+    if WEIGHTS.opened_at == WEIGHTS.count:
+        until = "a generation is opened for them" if kind else "it is attached again"
+        level = logging.INFO if kind else logging.WARNING
+        log.log(
+            level, "%s may replace the weights: storage pauses until %s", name, until
+        )
+    WEIGHTS.begin(kind, request)
 
 
-def begin(revision: str) -> None:
-    """Note the revision that storage is attached with."""
-    if revision in _replaced:
+def note_success(
+    original: Callable[..., Any],
+    manager: Any,  # noqa: ANN401 - SGLang's
+    weight_version: str | None,
+) -> Any:  # noqa: ANN401 - what it returns
+    """Note that this rank has loaded what a request brought."""
+    answer = original(manager, weight_version)
+    WEIGHTS.succeeded(weight_version)
+    return answer
+
+
+def begin(revision: str) -> int:
+    """Note the revision that storage is attached with; return the weights' count.
+
+    Raises:
+        KvdockError: If its weights were replaced.
+    """
+    if revision in WEIGHTS.replaced:
         named = f"revision {revision!r}" if revision else "its files"
         raise KvdockError(
             f"the weights were replaced at run time and are not those of {named}",
             fix='Attach storage with another "revision" after each update.',
         )
-    _attached.add(revision)
+    WEIGHTS.attached.add(revision)
+    if WEIGHTS.opened_at != WEIGHTS.count:
+        WEIGHTS.settle()
+        WEIGHTS.ended, WEIGHTS.whole = False, True
+    return WEIGHTS.count
 
 
-def replaced(revision: str) -> bool:
-    """Return whether the weights that storage was attached with are replaced."""
-    return revision in _replaced
-
-
-def check(revision: str) -> None:
+def check(count: int) -> None:
     """Reject a storage call for weights that have been replaced.
 
     Raises:
         KvdockError: If they were.
     """
-    if replaced(revision):
+    if count != WEIGHTS.count:
         raise KvdockError(
-            "the weights were replaced at run time, since storage was attached",
-            fix='Detach it and attach it with another "revision".',
+            "the weights were replaced at run time, and no generation is open",
+            fix="Empty SGLang's cache after the update, or see its log for why none "
+            "was opened.",
         )

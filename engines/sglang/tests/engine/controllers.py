@@ -182,10 +182,10 @@ def back_up(
         hash_value=page_hashes(made, token_ids),
         extra_pools=extra,
     )
-    return until("the backup", lambda: _taken(made.ack_backup_queue))
+    return until("the backup", lambda: taken(made.ack_backup_queue))
 
 
-def _taken(queue: Any) -> Any:
+def taken(queue: Any) -> Any:
     return queue.get_nowait() if not queue.empty() else None
 
 
@@ -202,7 +202,7 @@ def fetch(
     """
     handle = CacheRequestHandle(f"request-{time.monotonic_ns()}", 0)
     operation = made.prefetch(handle, array("q", token_ids), extra_pools=extra)
-    found = until("the query", lambda: _taken(made.prefetch_hit_queue))
+    found = until("the query", lambda: taken(made.prefetch_hit_queue))
     assert found is operation
     if not operation.hash_value:
         return operation
@@ -211,7 +211,7 @@ def fetch(
     made.prefetch_buffer.put(operation)
 
     def completed() -> bool:
-        ack = _taken(made.ack_prefetch_queue)
+        ack = taken(made.ack_prefetch_queue)
         if ack is None:
             return False
         if ack.completed_tokens is not None:

@@ -151,14 +151,18 @@ DEEDS: dict[str, Callable[..., Any]] = {
 """What may be done to a store between two rounds."""
 
 
+def start_by_fork() -> None:
+    """Fork the engine's processes: this one was forked by what has imported it."""
+    patches.mend_again()
+    choose = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda *_, **__: choose("fork", force=True)
+
+
 def main() -> None:
     """Run the task."""
     task = json.loads(Path(sys.argv[1]).read_text())
     if "sglang" in sys.modules:
-        # Forked by what has imported it, so that its children need not either.
-        patches.mend_again()
-        choose = multiprocessing.set_start_method
-        multiprocessing.set_start_method = lambda *_, **__: choose("fork", force=True)
+        start_by_fork()
     # Exported lazily, and its types are there only where SGLang is installed.
     make_engine: Any = importlib.import_module("sglang").Engine
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 
 import controllers
+import generation_steps
 import pytest
 import test_families as families
 import zoo
@@ -39,8 +40,7 @@ ENDING = {
 
 @pytest.fixture(autouse=True)
 def _patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for state in ("_attached", "_replaced"):
-        monkeypatch.setattr(weight_updates, state, set())
+    generation_steps.forget(monkeypatch)
     controllers.close_name_branches()
     yield
     controllers.open_name_branches()
@@ -75,6 +75,7 @@ def test_every_request_but_for_a_list_with_reasons_ends_storage() -> None:
     assert ending == ENDING
     assert stale_exemptions(tuple(weight_updates.HARMLESS.values()), kinds) == ()
     assert all(one.reason for one in weight_updates.HARMLESS.values())
+    assert set(weight_updates.UPDATES) <= kinds
     assert not weight_updates.is_harmless(SimpleNamespace())
 
 
@@ -100,14 +101,15 @@ def test_a_request_that_may_replace_weights_is_noted_and_others_are_not(
     harmless: bool,  # noqa: FBT001 - a case of a table
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    weight_updates.begin("r1")
+    caplog.set_level("INFO", logger="kvdock.sglang")
+    count = weight_updates.begin("r1")
     dispatch = scheduler()._request_dispatcher
     assert dispatch(request(kind, **fields)) == "handled"
     if harmless:
-        weight_updates.check("r1")
+        weight_updates.check(count)
     else:
         with pytest.raises(KvdockError, match="were replaced at run time"):
-            weight_updates.check("r1")
+            weight_updates.check(count)
         assert f"{kind} may replace the weights" in caplog.text
 
 

@@ -196,12 +196,12 @@ def make(name: str, root: Path) -> Path:
     return folder
 
 
-def write(tiny: Tiny, folder: Path) -> Path:
-    """Write a checkpoint with random weights, always the same."""
+def write(tiny: Tiny, folder: Path, seed: int = 1234) -> Path:
+    """Write a checkpoint with random weights, always the same for a seed."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(1234)
+    torch.manual_seed(seed)
     auto: Any = AutoModelForCausalLM  # its methods have no types
     model = auto.from_config(tiny.config(), dtype=torch.float32)
     # The usual spread of 0.02 gives a tiny model almost equal logits: any

@@ -15,6 +15,7 @@ import attrs
 from kvdock import KvdockError, Outcome
 from kvdock.config import structure
 from kvdock.errors import NamespaceError
+from kvdock.generations import Generation
 from kvdock.namespace import decode_record, verify_record
 from kvdock.retention import RetentionAnswer
 from kvdock.stores import (
@@ -110,6 +111,7 @@ class BucketStore:
             namespace=namespace,
             model=str(about.get("model", "")),
             revision=str(about.get("revision", "")),
+            generation=str(Generation.of(about) or ""),
             recorded=bool(about),
             used_ns=max(map(_modified_ns, pages), default=0),
             pools=tuple(
