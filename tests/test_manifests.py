@@ -165,7 +165,7 @@ def test_the_directory_of_a_node_is_one_that_the_engine_can_use(tmp_path: Path) 
         one for one in rendered(DEPLOY / "node-disk") if one["kind"] == "DaemonSet"
     ]
     (step,) = made["spec"]["template"]["spec"]["initContainers"]
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     kv = tmp_path / "kv"
     kv.mkdir()  # as the kubelet does, for root

@@ -92,6 +92,7 @@ while True:
     tell(LoadDecided(
         request="r", choice="all", acted=True, found=4, pages=4, **spent, **known
     ))
+    tell(GenerationOpened(kind="private"))
     tell(HostMemoryShared(
         request="r", rows=4, pages=6, waited_s=0.5, computed_tokens=32
     ))

@@ -33,7 +33,7 @@ _FULL = 0.95
 
 @attrs.frozen
 class Look:
-    """What an engine answered, and when, on `time.monotonic()`'s clock.
+    """An engine's answer, and its time on `time.monotonic()`'s clock.
 
     Args:
         source: Its URL.

@@ -9,7 +9,7 @@ import attrs
 
 from kvdock.daemon_threads import DaemonThreads
 from kvdock.errors import KvdockError
-from kvdock.plugin.discovery import import_entry_point, usable_entry_points
+from kvdock.plugin import import_entry_point, usable_entry_points
 from kvdock.stores import GROUP, delete_former
 
 if TYPE_CHECKING:

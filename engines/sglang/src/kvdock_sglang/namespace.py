@@ -391,7 +391,7 @@ class Ranks:
 
     @property
     def first_on_host(self) -> bool:
-        """Whether no rank before it has this host's stores to look after."""
+        """Return whether no rank before it has this host's stores to look after."""
         return self.shard.tp_rank % self.on_host == 0
 
     @property

@@ -32,7 +32,7 @@ from kvdock.events import GenerationOpened, LookupSkipped, current_request, stor
 from kvdock.generations import Generation, run_of
 from kvdock.hints import Hints, RequestHints, by_times
 from kvdock.pays import LIMIT
-from kvdock.resilience.run_within import run_within
+from kvdock.resilience import run_within
 from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
 from kvdock_sglang.former_generations import FormerGenerations

@@ -90,7 +90,7 @@ HARMLESS: Mapping[str, Exemption] = MappingProxyType(
 
 
 class UpdateKind(StrictEnum):
-    """What a request does to the weights."""
+    """The effect of a request on the weights."""
 
     LOADS = "loads"
     """Replaces some or all; SGLang says on each rank whether that succeeded."""
@@ -112,7 +112,7 @@ UPDATES: Mapping[str, UpdateKind] = MappingProxyType(
 
 @attrs.define
 class Weights:
-    """What this process knows of its weights; used by the scheduler's thread.
+    """The state of this process's weights; used by the scheduler's thread.
 
     Other threads read `count` alone.
 
@@ -143,12 +143,12 @@ class Weights:
 
     @property
     def changed(self) -> bool:
-        """Whether a generation is to be opened for them."""
+        """Return whether a generation is to be opened for them."""
         return self.opened_at != self.count and not self.ended
 
     @property
     def named(self) -> bool:
-        """Whether this rank has the weights of `version`."""
+        """Return whether this rank has the weights of `version`."""
         whole = self.loads == self.done if self.loads else self.whole
         return bool(self.version) and whole
 
