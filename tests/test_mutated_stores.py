@@ -27,6 +27,7 @@ BACKENDS: dict[str, tuple[str, Mapping[str, object]]] = {
     "file": ("file", {}),
     "sealed": ("file", {}),
     "nixl": ("nixl", {}),
+    "nixl-aio": ("nixl", {"io": "aio", "direct": True}),
     "hf3fs": ("hf3fs", {"mode": "posix", "chunk": 0}),
 }
 HOW = (
