@@ -219,12 +219,10 @@ class LifeOfPromises(RuleBasedStateMachine):
     @rule(which=STORE, numbers=NUMBERS)
     def delete(self, which: int, numbers: list[int]) -> None:
         self.depots[which].delete(numbers)
+        self.refresh()
         for number in numbers:
-            page = self.pages.pop(number, None)
-            # The other store reads its index again when it next looks at the folder.
-            self.past.setdefault(number, set()).update(page.ends if page else ())
-            if page and not page.ends:
-                self.past[number].add(0)
+            self.pages.pop(number, None)
+            self.past.pop(number, None)
 
     @rule(which=STORE, sure=st.integers(0, 9))
     def clear(self, which: int, sure: int) -> None:

@@ -28,7 +28,12 @@ from kvdock_segments.format import (
     packed_digests,
 )
 from kvdock_segments.index import ABSENT, Index
-from kvdock_segments.index_file import open_index, read_records, retire_records
+from kvdock_segments.index_file import (
+    note_deletion,
+    open_index,
+    read_records,
+    retire_records,
+)
 from kvdock_segments.ledger import Ledger
 from kvdock_segments.paths import closing_fd
 from kvdock_segments.recency import PrefixLookups
@@ -509,6 +514,14 @@ class Catalog:
             self.index.forget(rows[now])
         self.folder_of(segment).mark_stale()
         return ~same
+
+    def tell_deleted(self, segment: Segment) -> None:
+        """Have other processes forget what was deleted from a segment."""
+        with suppress(OSError), self.folder_of(segment).own_change():
+            fd = open_index(segment.folder, str(segment.name), write=True)
+            with closing_fd(fd):
+                note_deletion(fd)
+            os.utime(segment.folder)
 
     def failed_bytes(self) -> int:
         """Return the bytes of slots that could not be written and are set aside."""

@@ -19,7 +19,9 @@ from kvdock_segments.index_file import (
     open_index,
     read_commits,
     read_contents,
+    read_deletions,
     read_header,
+    read_records,
 )
 from kvdock_segments.paths import (
     OUT_OF_FILES,
@@ -186,8 +188,23 @@ class SegmentDirectory:
             for segment in list(self.segments.values())
             if segment.name.state == "open" and not segment.owned
         ]
+        for segment in list(self.segments.values()):
+            changed |= segment.owned and self._forget_deleted(segment)
         # Who lets pages expire there touches the folder, as no name changes.
         return self.poll() or changed
+
+    def _forget_deleted(self, segment: Segment) -> bool:
+        """Forget what others deleted from a segment of this process."""
+        with self._lock, suppress(OSError):
+            deletions = read_deletions(segment.index_fd)
+            if segment.owned and deletions != segment.deletions:
+                segment.deletions = deletions
+                span = segment.rows.span
+                live = np.flatnonzero(self._index.records["check"][span])
+                stored = read_records(segment.index_fd, live)
+                self._index.forget_in(segment.rows, live[stored["check"] == 0])
+                return True
+        return False
 
     def _most_slots(self, name: IndexName) -> int | None:
         """Return how many slots an index file could describe; None if it has none."""
@@ -211,8 +228,8 @@ class SegmentDirectory:
                 continue
             with suppress(OSError):
                 with closing_fd(open_index(self.fd, str(segment.name))) as fd:
-                    fresh = read_commits(fd)
-                if fresh != segment.commits:
+                    fresh = read_commits(fd), read_deletions(fd)
+                if fresh != (segment.commits, segment.deletions):
                     changed |= self._load(segment.name)
         return changed
 
@@ -277,6 +294,7 @@ class SegmentDirectory:
                 self._segment_bytes += known.nbytes
                 self.grown_bytes += known.nbytes
             known.name, known.commits = name, contents.commits
+            known.deletions = contents.deletions
             if index_fd >= 0:
                 known.index_fd = index_fd
             self._index.load(known.rows, contents.records, contents.used_ns)

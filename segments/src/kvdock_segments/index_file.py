@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -15,6 +16,7 @@ from kvdock.arrays import BoolArray, Int64Array
 from kvdock_segments import ownership
 from kvdock_segments.format import (
     COMMITS_AT,
+    DELETIONS_AT,
     HEADER_BYTES,
     MOST_SLOTS,
     RECORD,
@@ -44,6 +46,7 @@ class IndexContents:
         slot_bytes: Bytes from one slot to the next.
         object_bytes: Size of the objects.
         commits: Number of commits; changes whenever records are added.
+        deletions: Changes whenever another process than its writer deletes records.
         records: (slots,); invalid ones are zero.
         used_ns: int64 (slots,).
         corrupt_slots: int64 (n,), slots with an invalid record.
@@ -55,6 +58,7 @@ class IndexContents:
     slot_bytes: int
     object_bytes: int
     commits: int
+    deletions: bytes
     records: Records
     used_ns: Int64Array
     corrupt_slots: Int64Array
@@ -116,7 +120,8 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
         slots=slots,
         slot_bytes=slot_bytes,
         object_bytes=int(header["object_bytes"][0]),
-        commits=int.from_bytes(raw[COMMITS_AT : COMMITS_AT + 8], "little"),
+        commits=int.from_bytes(raw[COMMITS_AT:DELETIONS_AT], "little"),
+        deletions=raw[DELETIONS_AT : DELETIONS_AT + 8],
         records=records,
         used_ns=credible_uses(used_ns),
         corrupt_slots=corrupt_slots,
@@ -128,6 +133,19 @@ def read_contents(fd: int, name: IndexName, data_bytes: int) -> IndexContents | 
 def read_commits(fd: int) -> int:
     """Return the number that changes whenever records are added."""
     return int.from_bytes(os.pread(fd, 8, COMMITS_AT), "little")
+
+
+def read_deletions(fd: int) -> bytes:
+    """Return what changes whenever records are deleted, 8 bytes."""
+    return os.pread(fd, 8, DELETIONS_AT)
+
+
+def note_deletion(fd: int) -> None:
+    """Have others that know these records read them again.
+
+    A number that is drawn, as two processes may delete at the same moment.
+    """
+    os.pwrite(fd, secrets.token_bytes(8), DELETIONS_AT)
 
 
 def read_uses(fd: int, slots: int, *, most: int = MOST_SLOTS) -> Int64Array:

@@ -75,13 +75,13 @@ class Retainer:
             segment = self._catalog.segments.get(number)
             if segment is None:
                 continue
-            with self._writing(segment) as writes:
+            with self.writing(segment) as writes:
                 if writes and time.monotonic() < batch.deadline_s:
                     outcomes[mine] = self._change(batch, found, mine, segment)
         return outcomes
 
     @contextmanager
-    def _writing(self, segment: Segment) -> Iterator[bool]:
+    def writing(self, segment: Segment) -> Iterator[bool]:
         """Be the writer of a segment for a while; the value says whether it is so."""
         if segment.owned:
             yield True
@@ -230,7 +230,7 @@ class Retainer:
         segment = self._catalog.segments.get(number)
         if segment is None:
             return 0
-        with self._writing(segment) as writes:
+        with self.writing(segment) as writes:
             if not writes:
                 return 0
             with self._catalog.lock:

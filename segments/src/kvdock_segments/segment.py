@@ -75,6 +75,7 @@ class Segment:
     Args:
         rows: Its rows in the index.
         commits: As last seen.
+        deletions: The same; see `IndexContents`.
         index_fd: The index file held open while this process is its writer,
             else -1.
         links: Names of the index file when it was claimed.
@@ -94,6 +95,7 @@ class Segment:
     rows: RowRange
     slot_bytes: int
     commits: int = 0
+    deletions: bytes = bytes(8)
     index_fd: int = -1
     links: int = 1
     touched: bool = False

@@ -23,7 +23,7 @@ from kvdock.errors import KvdockError
 from kvdock.throttled_log import ThrottledLog, at_powers_of_two
 from kvdock_segments import paths
 from kvdock_segments.allocator import SegmentAllocator
-from kvdock_segments.catalog import Catalog
+from kvdock_segments.catalog import Catalog, LookupResult
 from kvdock_segments.cleanup import clear_namespace
 from kvdock_segments.elsewhere import Elsewhere
 from kvdock_segments.eviction import OtherPools
@@ -44,7 +44,7 @@ from kvdock_segments.walk import namespace_of
 from kvdock_segments.writer import Writer
 
 if TYPE_CHECKING:
-    from kvdock.arrays import BoolArray
+    from kvdock.arrays import BoolArray, Int64Array
     from kvdock_segments.io import IOEngine
     from kvdock_segments.limits import StoreLocation
 
@@ -410,12 +410,30 @@ class SegmentStore(ClosedAfterUse):
         found = self._catalog.lookup_durable(batch.keys, newest=True)
         if self._catalog.index.timed:
             self._retainer.erase_timed(found)
-        rows, first = np.unique(found.rows, return_index=True)
-        self._catalog.invalidate(rows, found.records[first])
+        outcomes = np.zeros(len(batch), np.uint8)
+        outcomes[self._delete_found(found)] = Outcome.REFUSED
         if self._catalog.index.doubled:
             copies = self._catalog.copies_of(found)
-            self._catalog.invalidate(copies.rows, copies.records)
-        return BatchResult.all(batch, Outcome.OK)
+            outcomes[self._delete_found(copies)] = Outcome.REFUSED
+        return BatchResult.of(batch, outcomes)
+
+    def _delete_found(self, found: LookupResult) -> Int64Array:
+        """Delete records in all processes; return the positions of those that stay."""
+        catalog, stay = self._catalog, np.zeros(len(found.there), np.bool_)
+        for number in np.unique(found.numbers).tolist():
+            chosen = found.numbers == number
+            segment = catalog.segments.get(number)
+            if segment is None:
+                continue
+            filled = segment.name.state == "open"
+            # By its new name others read a full one again; who fills it keeps the name.
+            with self._retainer.writing(segment) as writes:
+                rows, first = np.unique(found.rows[chosen], return_index=True)
+                catalog.invalidate(rows, found.records[chosen][first])
+                if filled:
+                    catalog.tell_deleted(segment)
+            stay[chosen] = not (writes or filled)
+        return found.there[stay]
 
     def _clear(self, batch: Batch) -> BatchResult:
         own = f"{self.place.namespace}/"

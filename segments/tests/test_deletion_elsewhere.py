@@ -1,0 +1,72 @@
+"""What one process deletes by name is served by no other, whoever fills its segment."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdock.batch import Outcome
+from kvdock_segments import SegmentStore
+
+OpenDepot = Callable[..., Any]
+PAGE_BYTES = 2048
+SEGMENT_BYTES = 16 << 10
+FEW = list(range(3))
+MANY = list(range(40))
+OK = int(Outcome.OK)
+
+
+@pytest.fixture
+def depots(open_depot: OpenDepot) -> list[Any]:
+    """Three processes on one root."""
+    return [
+        open_depot(page_bytes=PAGE_BYTES, segment_bytes=SEGMENT_BYTES) for _ in range(3)
+    ]
+
+
+def refreshed(store: SegmentStore) -> None:
+    """See what others changed, as a process does within 50 ms."""
+    store._catalog.refresh(missed=True, always=True)
+
+
+@pytest.mark.parametrize("deleter", [0, 1])
+@pytest.mark.parametrize("numbers", [FEW, MANY], ids=["filled", "full"])
+def test_a_page_that_is_deleted_is_served_by_no_process(
+    depots: list[Any], deleter: int, numbers: list[int]
+) -> None:
+    assert depots[0].put(numbers).ok.all()
+    for depot in depots:
+        assert depot.get(numbers) == [OK] * len(numbers)  # all of them know it
+    depots[deleter].delete(numbers[:2])
+    for which, depot in enumerate(depots):
+        refreshed(depot.store)
+        got = depot.get(numbers)
+        assert OK not in got[:2], which
+        assert got[2:] == [OK] * (len(numbers) - 2), which
+    # Their places are used again, and nothing is counted that is not there.
+    assert depots[0].put(numbers).ok.all()
+    for depot in depots:
+        refreshed(depot.store)
+        assert depot.get(numbers) == [OK] * len(numbers)
+
+
+def test_two_deletions_at_once_are_both_seen(depots: list[Any]) -> None:
+    assert depots[0].put(FEW).ok.all()
+    for depot in depots:
+        depot.get(FEW)
+    depots[1].delete(FEW[:1])
+    depots[2].delete(FEW[1:2])
+    refreshed(depots[0].store)
+    assert [one == OK for one in depots[0].get(FEW)] == [False, False, True]
+
+
+def test_what_is_stored_again_stays(depots: list[Any], tmp_path: Path) -> None:
+    del tmp_path
+    depots[0].put(FEW)
+    depots[1].get(FEW)
+    depots[1].delete(FEW)
+    assert depots[0].put(FEW).ok.all()
+    for depot in depots:
+        refreshed(depot.store)
+        assert depot.get(FEW) == [OK] * len(FEW)
