@@ -147,6 +147,7 @@ def world(first: World, tmp_path: Path) -> World:
     return attrs.evolve(first, folder=tmp_path)
 
 
+@pytest.mark.long
 def test_no_token_is_wrong_in_many_updates_under_load_and_pages_are_found(
     world: World,
 ) -> None:
@@ -196,6 +197,7 @@ def test_engines_of_a_run_share_the_pages_of_a_version_and_no_others_do(
     assert failed[0]["cached"] == 0
 
 
+@pytest.mark.long
 def test_an_engine_killed_in_an_update_leaves_nothing_wrong(world: World) -> None:
     _, b = world.models
     begun = world.folder / "begun"
@@ -223,7 +225,13 @@ def test_an_engine_killed_in_an_update_leaves_nothing_wrong(world: World) -> Non
     assert private[0]["cached"] == 0
 
 
-def test_ranks_of_one_engine_go_on_together(world: World) -> None:
+@pytest.mark.long
+def test_ranks_of_one_engine_go_on_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    # Otherwise SGLang wants a NUMA node for each rank.
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
     _, b = world.models
     engine = {"tp_size": 2}
     (_, cold, _, warm) = world.live(

@@ -14,6 +14,7 @@ from typing import Any
 import controllers
 import pytest
 import tamper
+from generation_steps import forget
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.test.kits.unified_radix_cache.fixtures import build_fixture, match_prefix
 from test_radix_cache import buffers, fill
@@ -313,8 +314,7 @@ def test_what_another_tier_has(kit: Any, tmp_path: Path, store: dict[str, Any]) 
 def test_weights_that_were_replaced(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_attached", "_replaced"):
-        monkeypatch.setattr(weight_updates, name, set())
+    forget(monkeypatch)
     tokens = kit._make_seq(1, PAGES)
     write(kit, tmp_path, tokens)
     cache, *_ = opened(kit, tmp_path)
