@@ -10,11 +10,9 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import ClassVar
 from unittest.mock import patch
 
 import attrs
@@ -29,6 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from killed_writes import MEMORY, killed
 from shelf import Shelf, patient
 
 from kvdock import Attachment, Dock, Namespace, PoolSpec, Region, Shard
@@ -39,9 +38,6 @@ from kvdock_segments import SegmentStore
 
 TORTURE = os.environ.get("TESTS_OF_KVDOCK_TORTURE") == "1"
 STEPS = 50
-_SHARED = Path("/dev/shm")  # noqa: S108 - no link is followed in it
-MEMORY = _SHARED if _SHARED.is_dir() else None
-"""Where a wait for a disk takes no time, if there is such a place."""
 PAGE_BYTES = 1024
 POOL = PoolSpec(
     name="kv",
@@ -63,8 +59,6 @@ ENGINE = st.integers(0, 1)
 SECONDS = st.sampled_from([None, None, 600, 3600, 86_400])
 OK = int(Outcome.OK)
 ACCEPTED = int(RetentionAnswer.ACCEPTED)
-WRITES = ("pwrite", "rename", "unlink")
-"""What a process may be killed before: all that changes a record or a name."""
 CORE = patient()
 
 
@@ -339,28 +333,6 @@ def names(numbers: list[int]) -> list[str]:
 
 
 steps = [0]
-
-
-@contextmanager
-def killed(before: int) -> Iterator[None]:
-    """Kill this process before one of its writes."""
-    left = [before]
-
-    def dying(write: Any) -> Any:
-        def call(*args: Any, **words: Any) -> Any:
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return write(*args, **words)
-
-        return call
-
-    patches = [patch.object(os, name, dying(getattr(os, name))) for name in WRITES]
-    for one in patches:
-        one.start()
-    yield
-    for one in patches:
-        one.stop()
 
 
 @pytest.mark.parametrize("far", ["file", "shelf"])

@@ -1,4 +1,4 @@
-"""What one process deletes by name is served by no other, whoever fills its segment."""
+"""A page that one process deletes by name is served by no other."""
 
 from collections.abc import Callable
 from pathlib import Path

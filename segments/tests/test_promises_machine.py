@@ -10,8 +10,8 @@ import pickle
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from killed_writes import MEMORY, killed
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock_segments import SegmentStore
@@ -37,9 +38,6 @@ from kvdock_segments.walk import segments
 TORTURE = os.environ.get("TESTS_OF_KVDOCK_TORTURE") == "1"
 STEPS = 50
 NAMESPACE = hashlib.sha256(b"{}").hexdigest()
-_SHARED = Path("/dev/shm")  # noqa: S108 - no link is followed in it
-MEMORY = _SHARED if _SHARED.is_dir() else None
-"""Where a wait for a disk takes no time, if there is such a place."""
 PAGE_BYTES = SLOT_BYTES = 2048
 SEGMENT_BYTES = 16 << 10
 QUOTA = 16 * SEGMENT_BYTES
@@ -56,8 +54,6 @@ NUMBERS = st.builds(
 STORE = st.integers(0, 1)
 SECONDS = st.sampled_from([0, 600, 3600, 86_400])
 ENDS = st.sampled_from([None, None, None, 0, 600, 3600, 86_400])
-WRITES = ("pwrite", "rename", "unlink")
-"""What a process may be killed before: all that changes a record or a name."""
 
 
 @attrs.define
@@ -314,7 +310,7 @@ class LifeOfPromises(RuleBasedStateMachine):
             child = os.fork()
         if not child:
             with suppress(BaseException):
-                with _killed(before):
+                with killed(before):
                     answer = self.stored(*call)
                 os.write(writes, pickle.dumps(answer))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -427,30 +423,6 @@ def _kill(store: SegmentStore) -> None:
     os.close(store._namespace_fd)
     store._namespace_fd = -1
     store._engine.close()
-
-
-@contextmanager
-def _killed(before: int) -> Iterator[None]:
-    """Kill this process before one of its writes."""
-    left = [before]
-
-    def dying(write: Any) -> Any:
-        def call(*args: Any, **words: Any) -> Any:
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return write(*args, **words)
-
-        return call
-
-    patches: Sequence[Any] = [
-        patch.object(os, name, dying(getattr(os, name))) for name in WRITES
-    ]
-    for one in patches:
-        one.start()
-    yield
-    for one in patches:
-        one.stop()
 
 
 def test_promises_and_expiries_hold_over_processes_kills_and_clocks(
