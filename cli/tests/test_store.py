@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import attrs
@@ -605,6 +606,30 @@ def test_what_is_copied_is_verified_and_what_is_there_is_left_out(
             start = number * PAGE_BYTES
             got = file.read(PAGE_BYTES)
             assert got == expected[start : start + PAGE_BYTES].tobytes()
+
+
+@pytest.mark.parametrize(("rate", "takes_s"), [("40 KiB", 1.0), ("", 0.0)])
+def test_a_copy_keeps_to_its_rate_and_what_is_there_costs_nothing_of_it(
+    root: Path,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rate: str,
+    takes_s: float,
+) -> None:
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(store, "time", clock)
+    seconds = takes_s * 40 * PAGE_BYTES / 40960
+    ask(store.copy, root, tmp_path / "archive", rate=rate)
+    assert sum(slept) == pytest.approx(seconds)
+    ask(store.copy, root, tmp_path / "archive", rate=rate)
+    assert sum(slept) == pytest.approx(seconds)
+
+
+def test_a_copy_without_any_rate_is_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="at a rate of 0"):
+        store.copy(str(root), str(tmp_path / "archive"), rate="0")
 
 
 def test_pages_are_copied_by_age_and_by_name(

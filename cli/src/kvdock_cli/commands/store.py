@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
@@ -365,6 +366,7 @@ def copy(  # noqa: PLR0913 - one option each
     older: str = "",
     newer: str = "",
     hashes: Path | None = None,
+    rate: str = "",
     dry_run: bool = False,
     shared_root: bool = False,
     set_: tuple[str, ...] = (),
@@ -386,6 +388,7 @@ def copy(  # noqa: PLR0913 - one option each
         newer: Only pages that were stored or read since then.
         hashes: A file of keys, one a line: a page's hash with its suffix, or all of
             the key; only these pages are copied.
+        rate: At most so many bytes a second, such as "100 MiB"; no limit by default.
         dry_run: Only say what would be copied.
         shared_root: Accept a root that others own or may write.
         set_: Settings of the target's backend, as KEY=VALUE.
@@ -393,6 +396,9 @@ def copy(  # noqa: PLR0913 - one option each
     """
     if source.rstrip("/") == target.rstrip("/"):
         raise UsageProblem("source and target are the same store")
+    most = parse_bytes(rate) if rate else 0
+    if rate and not most:
+        raise UsageProblem("at a rate of 0 nothing is copied")
     meant = _Selection.of(namespace, model, "", older, newer, hashes)
     near = open_store(source, ())
     far = open_store(target, set_, shared_root=shared_root)
@@ -413,7 +419,12 @@ def copy(  # noqa: PLR0913 - one option each
                     receiver = opened.enter_context(taking)
                 bar.label, bar.note = "copying", one.namespace[:SHORT]
                 for page in meant.pages(near, one.namespace, bar.advance):
-                    counts.add(_copy(page, receiver), page.nbytes)
+                    began_s = time.monotonic()
+                    outcome = _copy(page, receiver)
+                    counts.add(outcome, page.nbytes)
+                    if most and receiver and outcome != "present":
+                        ends_s = began_s + page.nbytes / most
+                        time.sleep(max(0.0, ends_s - time.monotonic()))
     return emit(report.copied(found, dry_run=dry_run), as_json=json)
 
 
