@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from types import MappingProxyType
 
 import attrs
 import numpy as np
 import pytest
 from listening import free_range, listening
-from peer_contract import PeerContract, check_mutations, check_trial
+from peer_contract import BYTES, PeerContract, all_memory, check_mutations, check_trial
 from peer_fuzz import Fuzz
 from peer_processes import connected, two_processes
 from peer_trials import Rank, pools_of
@@ -74,6 +77,28 @@ def test_an_open_engine_writes_nothing_to_a_peer_with_another_nonce() -> None:
         assert (memory[1] == 7).all()
     finally:
         assert all(engine.close() for engine in (sender, receiver))
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_waiting_for_a_frozen_receiver_leaves_the_core_to_others() -> None:
+    """The library's own waiting calls take three quarters of one."""
+    with two_processes("mooncake", BYTES, dict(LOCAL)) as (sender, receiver):
+        sender.call("set", 7)
+        sender.call("begin", 0, *all_memory(connected(sender, receiver)), 30.0)
+        until = time.monotonic() + 30.0
+        while not receiver.memory[:: 1 << 16].any():
+            assert time.monotonic() < until, "nothing lands"
+        receiver.stop()
+        began, used = time.monotonic(), processor_seconds(sender.process.pid or 0)
+        outcomes, _, _ = sender.call("end", 0)
+        if set(outcomes) == {Outcome.OK}:
+            pytest.skip("all had arrived before the receiver was frozen")
+        used = processor_seconds(sender.process.pid or 0) - used
+        assert used < (time.monotonic() - began) / 3
 
 
 def test_more_rows_than_the_library_takes_at_once_arrive() -> None:

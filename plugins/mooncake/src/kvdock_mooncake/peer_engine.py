@@ -32,7 +32,7 @@ from kvdock_mooncake.teardown import PATIENCE_S, Teardown, end_engine
 from kvdock_mooncake.transfer_limits import LIBRARY_WAIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kvdock.arrays import Int64Array
     from kvdock.peers.connections import Pieces
@@ -57,7 +57,8 @@ _UNCONFIRMED = ("MC_TCP_PROTO", "1")
 _READS = 254
 """Nonces of peers that may be read at once."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 20e-3
-"""Between two looks at a nonce that is being read."""
+_PAUSE_SHARE = 0.1
+"""Pauses between two looks at transfers: a tenth of what they have taken so far."""
 _SCRATCH_BYTES = NONCE_BYTES * (2 + _READS)
 """For its nonce, what peers write, and the nonces of peers."""
 _SCRATCH: list[Any] = []
@@ -134,23 +135,28 @@ def _library_ports() -> range:
     return range(lowest, highest + 1)
 
 
-def _arrived(raw: Any, transfer: int) -> bool:  # noqa: ANN401 - the library's own class
-    """Wait for the end of a transfer of one piece; return whether it is there.
+def _arrived(raw: Any, transfers: Sequence[int]) -> bool:  # noqa: ANN401 - the library's own class
+    """Wait for the end of transfers; return whether all of them are there.
 
-    The library's own waiting call polls: under a receiver that is frozen it takes
-    most of a core until the library gives up.
+    Each is of one piece, as the library's look at several tells of the first alone. Its
+    waiting calls poll: under a receiver that is frozen they take most of a core until
+    the library gives up.
 
     Args:
         raw: The library's engine.
-        transfer: What its `batch_transfer_async_read` returned; 0 for nothing begun.
+        transfers: What its calls that began them returned.
     """
-    pause_s, latest_s = _SHORTEST_PAUSE_S, time.monotonic() + LIBRARY_WAIT_S
-    while transfer and time.monotonic() < latest_s:
-        if status := raw.transfer_check_status(transfer):
-            return bool(status > 0)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    return False
+    began_s = time.monotonic()
+    for transfer in transfers:
+        while (status := raw.transfer_check_status(transfer)) == 0:
+            took_s = time.monotonic() - began_s
+            if took_s > LIBRARY_WAIT_S:
+                return False
+            pause_s = max(_PAUSE_SHARE * took_s, _SHORTEST_PAUSE_S)
+            time.sleep(min(pause_s, _LONGEST_PAUSE_S))
+        if status < 0:
+            return False
+    return True
 
 
 @attrs.define(eq=False)
@@ -251,9 +257,15 @@ class PeerEngine:
         with self._calling() as raw:
             if not self._is(raw, peer):
                 return False
-            return not raw.batch_transfer_sync_write(
-                peer.address, local.tolist(), remote.tolist(), sizes.tolist()
-            )
+            transfers = []
+            for row in zip(
+                local.tolist(), remote.tolist(), sizes.tolist(), strict=True
+            ):
+                transfer = raw.transfer_submit_write(peer.address, *row)
+                if transfer <= 0:
+                    return False
+                transfers.append(transfer)
+            return _arrived(raw, transfers)
 
     def _is(self, raw: Any, peer: PeerAddress) -> bool:  # noqa: ANN401 - the library's own class
         """Return whether the peer's scratch holds its nonce."""
@@ -264,7 +276,9 @@ class PeerEngine:
         transfer = raw.batch_transfer_async_read(
             peer.address, [int(read.ctypes.data)], [peer.scratch], [NONCE_BYTES]
         )
-        return _arrived(raw, transfer) and read.tobytes() == peer.nonce
+        return (
+            transfer > 0 and _arrived(raw, (transfer,)) and read.tobytes() == peer.nonce
+        )
 
     @contextmanager
     def _calling(self) -> Iterator[Any]:
