@@ -88,7 +88,9 @@ class LifeOfTiers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = TemporaryDirectory(prefix="kvdock-tiers-", dir=MEMORY)
-        self.shelf = Shelf("far")
+        objects: dict[str, bytes] = {}
+        # One for each engine: a shelf knows the memory of one attachment.
+        self.shelves = [Shelf("far", objects=objects) for _ in range(2)]
         self.ahead = 0.0
         self.real = time.time
         self.clock = patch("time.time", self.now)
@@ -115,7 +117,7 @@ class LifeOfTiers(RuleBasedStateMachine):
             for name in (["near", "far"] if self.far == "file" else ["near"])
         }
         loaded = Dock.load(only=[*given], settings=given, environ={})
-        dock = Dock({"far": self.shelf.backend(), **loaded.backends})
+        dock = Dock({"far": self.shelves[which].backend(), **loaded.backends})
         plan = dock.plan([POOL], Shard(), tiers=["near", "far"], settings=given)
         regions = {"kv": Region.of(POOL, Shard(), [self.memory[which]], PAGES)}
         return Attachment.open(
@@ -197,7 +199,7 @@ class LifeOfTiers(RuleBasedStateMachine):
                 assert number not in self.promised()
             elif answer == ACCEPTED:
                 page.ends = {end, end + 1}
-            else:
+            elif self.may_be_served(number):
                 page.ends |= {end, end + 1}
             self.promise(page, 0)
 

@@ -1,9 +1,11 @@
 """A page that one process deletes by name is served by no other."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvdock.batch import Outcome
@@ -49,6 +51,36 @@ def test_a_page_that_is_deleted_is_served_by_no_process(
     for depot in depots:
         refreshed(depot.store)
         assert depot.get(numbers) == [OK] * len(numbers)
+
+
+@pytest.mark.parametrize("set_back", ["before", "after"])
+@pytest.mark.parametrize("deleter", [0, 1])
+@pytest.mark.parametrize("numbers", [FEW, MANY], ids=["filled", "full"])
+def test_what_had_expired_when_it_was_deleted_stays_deleted_whatever_the_clock_says(
+    depots: list[Any],
+    numbers: list[int],
+    deleter: int,
+    set_back: str,
+    open_depot: OpenDepot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, ahead = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+    ends = np.full(len(numbers), int(time.time()) + 3600, np.int64)
+    depots[0].put(numbers, expire_at=ends)
+    ahead[0] += 4000
+    for depot in depots:
+        assert OK not in depot.get(numbers)
+    for moment in ["set back", "delete"][:: 1 if set_back == "before" else -1]:
+        if moment == "delete":
+            depots[deleter].delete(numbers)
+        else:
+            ahead[0] -= 4000
+        for depot in depots:
+            refreshed(depot.store)
+            assert OK not in depot.get(numbers)
+    # A process that starts now knows nothing of the clock of before.
+    assert OK not in open_depot(page_bytes=PAGE_BYTES).get(numbers)
 
 
 def test_two_deletions_at_once_are_both_seen(depots: list[Any]) -> None:

@@ -272,14 +272,19 @@ class Catalog:
             found = self._look_up(found.digests)
         return found
 
-    def copies_of(self, found: LookupResult) -> LookupResult:
-        """Return the other rows of keys that were found, those that are served.
+    def copies_of(
+        self, found: LookupResult, *, with_expired: bool = False
+    ) -> LookupResult:
+        """Return the other rows of keys that were looked up, those that are served.
 
-        Two processes that store a page at the same moment store it twice.
+        Two processes that store a page at the same moment store it twice. Those that
+        have expired are served again where the clock is set back before a restart.
         """
         with self.lock:
             rows = self.index.rows_of(found.digests)
-            rows = rows[~np.isin(rows, found.rows) & ~self.index.are_expired(rows)]
+            rows = rows[~np.isin(rows, found.rows)]
+            if not with_expired:
+                rows = rows[~self.index.are_expired(rows)]
             numbers = self.index.segment_of[rows].astype(np.int64)
             positions = {(*key,): n for n, key in enumerate(found.digests.tolist())}
             keys = self.index.words[rows, :2].tolist()

@@ -25,7 +25,6 @@ from kvdock_segments.format import (
     USE_BYTES,
     Records,
     are_failed,
-    are_same,
     credible_uses,
     index_bytes,
     parse_header,
@@ -218,7 +217,9 @@ def retire_records(fd: int, slots: Int64Array, believed: Records) -> BoolArray:
     Returns:
         bool (n,): which of them were erased; the others had been replaced.
     """
-    same = are_same(read_records(fd, slots), believed)
+    # Not by all of a record: one that expired before the clock was set back is marked
+    # in memory, and its checksum is not.
+    same: BoolArray = read_records(fd, slots)["check"] == believed["check"]
     erase_records(fd, slots[same])
     return same
 

@@ -407,14 +407,15 @@ class SegmentStore(ClosedAfterUse):
 
     def _delete(self, batch: Batch) -> BatchResult:
         # A segment that became full has another name: the lookup has to find it there.
-        found = self._catalog.lookup_durable(batch.keys, newest=True)
-        if self._catalog.index.timed:
-            self._retainer.erase_timed(found)
+        looked_up = self._catalog.lookup_durable(batch.keys, newest=True)
+        every, index = [looked_up], self._catalog.index
+        if index.doubled or index.timed:
+            every.append(self._catalog.copies_of(looked_up, with_expired=True))
         outcomes = np.zeros(len(batch), np.uint8)
-        outcomes[self._delete_found(found)] = Outcome.REFUSED
-        if self._catalog.index.doubled:
-            copies = self._catalog.copies_of(found)
-            outcomes[self._delete_found(copies)] = Outcome.REFUSED
+        for found in every:
+            if index.timed:
+                self._retainer.erase_timed(found)
+            outcomes[self._delete_found(found)] = Outcome.REFUSED
         return BatchResult.of(batch, outcomes)
 
     def _delete_found(self, found: LookupResult) -> Int64Array:
