@@ -180,7 +180,7 @@ def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
     go_on = threading.Event()
     leave_behind(executor, go_on, 1)
     executor.spawn(ConcurrencyQuota(1), lambda: go_on.wait(60))
-    assert counts == [1, 2]
+    assert counts[-2:] == [1, 2]  # one may be given up before it begins
     go_on.set()
     assert executor.wait_idle(soon())
     assert counts[-1] == 0
