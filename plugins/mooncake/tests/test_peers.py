@@ -86,19 +86,21 @@ def processor_seconds(pid: int) -> float:
 
 def test_waiting_for_a_frozen_receiver_leaves_the_core_to_others() -> None:
     """The library's own waiting calls take three quarters of one."""
-    with two_processes("mooncake", BYTES, dict(LOCAL)) as (sender, receiver):
-        sender.call("set", 7)
-        sender.call("begin", 0, *all_memory(connected(sender, receiver)), 30.0)
-        until = time.monotonic() + 30.0
-        while not receiver.memory[:: 1 << 16].any():
-            assert time.monotonic() < until, "nothing lands"
-        receiver.stop()
-        began, used = time.monotonic(), processor_seconds(sender.process.pid or 0)
-        outcomes, _, _ = sender.call("end", 0)
-        if set(outcomes) == {Outcome.OK}:
-            pytest.skip("all had arrived before the receiver was frozen")
-        used = processor_seconds(sender.process.pid or 0) - used
-        assert used < (time.monotonic() - began) / 3
+    for _ in range(5):  # all may have arrived before the receiver is frozen
+        with two_processes("mooncake", BYTES, dict(LOCAL)) as (sender, receiver):
+            sender.call("set", 7)
+            sender.call("begin", 0, *all_memory(connected(sender, receiver)), 30.0)
+            until = time.monotonic() + 30.0
+            while not receiver.memory[:: 1 << 16].any():
+                assert time.monotonic() < until, "nothing lands"
+            receiver.stop()
+            began, used = time.monotonic(), processor_seconds(sender.process.pid or 0)
+            outcomes, _, _ = sender.call("end", 0)
+            used = processor_seconds(sender.process.pid or 0) - used
+            if set(outcomes) != {Outcome.OK}:
+                assert used < (time.monotonic() - began) / 3
+                return
+    pytest.fail("the receiver was never frozen in the middle")
 
 
 def test_more_rows_than_the_library_takes_at_once_arrive() -> None:
