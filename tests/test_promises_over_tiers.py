@@ -10,6 +10,7 @@ import os
 import signal
 import time
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from tempfile import TemporaryDirectory
 from typing import ClassVar
@@ -96,6 +97,7 @@ class LifeOfTiers(RuleBasedStateMachine):
         self.clock = patch("time.time", self.now)
         self.clock.start()
         self.pages = {number: Page() for number in range(PAGES)}
+        self.leaving: set[int] = set()
         self.memory = [np.zeros((PAGES, PAGE_BYTES), np.uint8) for _ in range(2)]
         self.caches: list[Attachment] = []
 
@@ -138,7 +140,6 @@ class LifeOfTiers(RuleBasedStateMachine):
     def put_with_times(
         self, which: int, numbers: list[int], keep_s: int | None, expire_s: int | None
     ) -> None:
-        self.settle(1 - which)
         answer = self.stored(which, numbers, keep_s, expire_s)
         self.learn_put(numbers, answer, keep_s, expire_s)
 
@@ -163,6 +164,7 @@ class LifeOfTiers(RuleBasedStateMachine):
         keep_s: int | None,
         expire_s: int | None,
     ) -> None:
+        self.leaving.difference_update(numbers)
         end = self.soon(expire_s) if expire_s else 0
         until = self.soon(keep_s) if keep_s else 0
         for number, (stored, held) in zip(numbers, answer, strict=True):
@@ -190,9 +192,9 @@ class LifeOfTiers(RuleBasedStateMachine):
 
     @rule(which=ENGINE, numbers=NUMBERS, seconds=st.sampled_from([600, 3600, 86_400]))
     def expire(self, which: int, numbers: list[int], seconds: int) -> None:
-        self.settle(1 - which)
         end = self.soon(seconds)
         answers = self.caches[which].expire(names(numbers), seconds).tolist()
+        self.leaving.difference_update(numbers)
         for number, answer in zip(numbers, answers, strict=True):
             page = self.pages[number]
             if answer == RetentionAnswer.ABSENT:
@@ -210,6 +212,7 @@ class LifeOfTiers(RuleBasedStateMachine):
         for number, answer in zip(numbers, answers, strict=True):
             if answer == ACCEPTED:
                 self.promise(self.pages[number], until)
+                self.leaving.discard(number)
 
     @rule(which=ENGINE, numbers=NUMBERS)
     def get(self, which: int, numbers: list[int]) -> None:
@@ -227,29 +230,40 @@ class LifeOfTiers(RuleBasedStateMachine):
 
     @rule(which=ENGINE, numbers=NUMBERS)
     def delete(self, which: int, numbers: list[int]) -> None:
-        self.settle(1 - which)
-        gone = self.caches[which].delete(names(numbers)).tolist()
-        for number, outcome in zip(numbers, gone, strict=True):
-            self.pages[number] = Page() if outcome == OK else Page({0})
-        assert all(outcome == OK for outcome in gone)
+        assert not self.caches[which].delete(names(numbers)).any()
+        self.learn_gone(numbers)
+
+    def learn_gone(self, numbers: Iterable[int]) -> None:
+        """Forget pages: a copy under way may show them, until it ends."""
+        self.pages.update({number: Page({0}) for number in numbers})
+        self.leaving |= {*numbers}
+        self.learn_left()
+
+    def learn_left(self) -> None:
+        if all(cache.wait_idle(0) for cache in self.caches):
+            self.pages.update({number: Page() for number in self.leaving})
+            self.leaving.clear()
 
     @rule(which=ENGINE, sure=st.integers(0, 5))
     def clear(self, which: int, sure: int) -> None:
         if sure:
             return
-        self.settle(1 - which)
         cleared = self.caches[which].clear()
         assert set(cleared.values()) == {Outcome.OK}
-        self.pages = {number: Page() for number in range(PAGES)}
+        self.learn_gone(range(PAGES))
 
     @rule(seconds=st.sampled_from([30, 700, 4000, 90_000]))
     def jump(self, seconds: int) -> None:
+        """Skip more time than a copy has."""
+        for cache in (0, 1):
+            self.settle(cache)
         self.ahead += seconds
 
     @rule(which=ENGINE)
     def settle(self, which: int) -> None:
-        """Wait for copies: those of another process do not hear what this one asks."""
+        """Wait for copies."""
         assert self.caches[which].wait_idle(60)
+        self.learn_left()
         self.refresh()
 
     # --- Processes -----------------------------------------------------------
@@ -293,6 +307,7 @@ class LifeOfTiers(RuleBasedStateMachine):
         for number in numbers:
             page = self.pages[number]
             page.ends |= {end, end - 1, end + 1} if end else {0}
+            self.leaving.discard(number)
             if end:
                 self.promise(page, 0)
         self.refresh()

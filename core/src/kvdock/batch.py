@@ -45,8 +45,9 @@ class Operation(StrEnum):
     """Write rows of memory into the memory of a peer."""
     RETAIN = "retain"
     """Promise stored objects until `Batch.keep_until`, or let them expire at
-    `Batch.expire_at`: OK, ABSENT, or REFUSED where a promise finds no room. Only
-    backends whose `retention` is native get one."""
+    `Batch.expire_at`: OK, ABSENT, or REFUSED where a promise finds no room. With
+    neither it changes nothing, and tells both as of now, whichever process set them.
+    Only backends whose `retention` is native get one."""
 
 
 class Outcome(IntEnum):
@@ -397,10 +398,10 @@ class BatchResult:
         nbytes: int64 (n,), bytes moved for each key; only read for GET.
         hold: Says that the backend may still read or write the memory of the
             batch, and until when. What such a GET has read is a miss.
-        kept: bool (n,), which objects of a PUT are promised until `keep_until`; None
-            for none of them.
-        expire_at: int64 (n,), when objects of a GET expire, in seconds since 1970, 0
-            for never; None for never.
+        kept: bool (n,), which objects of a PUT are promised until `keep_until`, or
+            of a RETAIN that asks for nothing are promised at all; None for none.
+        expire_at: int64 (n,), when objects of a GET, or of a RETAIN that asks for
+            nothing, expire, in seconds since 1970, 0 for never; None for never.
         cause: What a store knows of why: "full" where it refuses for lack of room,
             "key" where it lacks a key, "deleted" in the first answer after all that
             it held was deleted under it.

@@ -113,6 +113,22 @@ def combined(answers: Iterable[OutcomeArray], pages: int) -> OutcomeArray:
     return worst
 
 
+@attrs.frozen(eq=False)
+class StoredTimes:
+    """What a backend has of some pages now, whichever process stored them.
+
+    Args:
+        there: bool (n,), which pages are stored.
+        expire_at: int64 (n,), when they expire, as far as the backend keeps times; 0
+            for never.
+        kept: bool (n,), which are promised.
+    """
+
+    there: BoolArray
+    expire_at: Int64Array
+    kept: BoolArray
+
+
 @attrs.define(eq=False)
 class CallTimes:
     """Times of the pages of one call: what is asked for, and what was found.

@@ -19,15 +19,19 @@ class TimedShelf(Shelf):
     integrity: Support = Support.NATIVE
     retention: Support = Support.NATIVE
     ends: dict[str, int] = attrs.field(factory=dict)
+    promised: dict[str, int] = attrs.field(factory=dict)
 
     def serve(self, handle: str, batch: Batch) -> BatchResult:
         result = super().serve(handle, batch)
         ends = np.array([self.ends.get(key, 0) for key in batch.keys], np.int64)
-        loads = batch.operation is Operation.GET
+        asks = batch.operation is Operation.RETAIN and batch.expire_at is None
+        asks = asks and not batch.keep_until
+        tells = asks or batch.operation is Operation.GET
+        kept = [self.promised.get(key, 0) > time.time() for key in batch.keys]
         return attrs.evolve(
             result,
-            kept=np.ones(len(batch), np.bool_) if batch.keep_until else None,
-            expire_at=ends if loads and ends.any() else None,
+            kept=np.array(kept) if asks or batch.keep_until else None,
+            expire_at=ends if tells and ends.any() else None,
         )
 
     def serve_one(self, batch: Batch, row: int, key: str) -> Outcome:
@@ -38,8 +42,13 @@ class TimedShelf(Shelf):
             return Outcome.ABSENT
         if batch.expire_at is not None and batch.expire_at[row]:
             self.ends[key] = int(batch.expire_at[row])
+        if batch.keep_until:
+            self.promised[key] = batch.keep_until
         if batch.operation is Operation.RETAIN:
             return Outcome.OK
+        if batch.operation is Operation.DELETE:
+            self.ends.pop(key, None)
+            self.promised.pop(key, None)
         return super().serve_one(batch, row, key)
 
     def over(self, key: str) -> bool:

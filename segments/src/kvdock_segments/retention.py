@@ -51,9 +51,16 @@ class Retainer:
     def retain(self, batch: Batch) -> BatchResult:
         """Run a RETAIN."""
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
-        found = self._catalog.lookup_durable(
-            batch.keys, newest=batch.expire_at is not None
-        )
+        expires = batch.expire_at is not None
+        asks = expires or batch.keep_until > 0
+        found = self._catalog.lookup_durable(batch.keys, newest=expires or not asks)
+        if not asks:
+            outcomes[found.there] = _OK
+            kept, ends = np.zeros(len(batch), np.bool_), np.zeros(len(batch), np.int64)
+            kept[found.there] = found.records["keep_until"] > time.time()
+            ends[found.there] = found.records["expire_at"]
+            answer = BatchResult.of(batch, outcomes)
+            return attrs.evolve(answer, kept=kept, expire_at=ends)
         outcomes[found.there] = self.retain_found(batch, found)
         return BatchResult.of(batch, outcomes)
 

@@ -66,6 +66,7 @@ class Copy:
         others: Further tiers, for pages that the source has lost meanwhile.
         keep_until: Until when they are promised there, seconds since 1970; 0 for no
             promise.
+        stored_since: Pages that the engine stored there itself meanwhile.
     """
 
     pool: CopiedPool
@@ -76,6 +77,7 @@ class Copy:
     others: Sequence[RowMover] = ()
     keep_until: int = 0
     tenant: int = attrs.field(factory=TENANT.get)
+    stored_since: set[str] = attrs.field(factory=set)
 
     def place(self, page_hash: str) -> _Place:
         """Return where it copies a page to."""
@@ -98,12 +100,7 @@ class Copier:
         self._lock, self._changed = new_condition()
         self._lanes: dict[str, deque[Copy]] = {}
         self._under_way: dict[str, Copy] = {}  # by lane
-        # By pool, tier and page: copies that wait or are under way, when their pages
-        # are to expire, where that was asked for meanwhile, and what was deleted
-        # since the copy under way began.
-        self._waiting: dict[_Place, Copy] = {}
-        self._ends: dict[_Place, int] = {}
-        self._deleted: set[_Place] = set()
+        self._waiting: dict[_Place, Copy] = {}  # those under way as well
         self._queued_bytes = 0
         self._queued_to: Counter[str] = Counter()  # the same by tier
         self._lacking: dict[str, dict[str, None]] = {}
@@ -142,7 +139,8 @@ class Copier:
         """Make no copy while a block runs: it clears the tiers.
 
         Drops the copies that wait and those that are asked for meanwhile, and waits
-        for those under way. One that takes longer deletes at its end what it stored.
+        for those under way. One that takes longer finds at its end that its source
+        is empty, and deletes what it stored.
         """
         if self._guard.forked:
             yield
@@ -150,8 +148,6 @@ class Copier:
         with self._lock:
             self._paused += 1
             dropped = self._drop_all()
-            for place in list(self._waiting):
-                self._delete(place)
         try:
             for copy in dropped:
                 self._report(copy, Counter(dropped=len(copy.hashes)))
@@ -161,69 +157,32 @@ class Copier:
             with self._lock:
                 self._paused -= 1
 
-    @contextmanager
-    def deleting(
-        self, pool: str, hashes: Sequence[str], deadline_s: float
-    ) -> Iterator[None]:
-        """Leave pages out of all copies, since a block deletes them from the tiers.
-
-        Waits for copies of them that are under way; as `paused` for the rest.
-        """
+    def wait_for(self, pool: str, hashes: Sequence[str], deadline_s: float) -> None:
+        """Wait for the copies of some pages that are under way."""
         if self._guard.forked:
-            yield
             return
         with self._lock:
-            self._delete_all(pool, hashes)
+            began = [
+                copy
+                for copy in self._under_way.values()
+                if copy.pool.name == pool and not set(copy.hashes).isdisjoint(hashes)
+            ]
             self._changed.wait_for(
-                lambda: not any(place[0] == pool for place in self._deleted),
+                lambda: not any(copy in self._under_way.values() for copy in began),
                 remaining_s(deadline_s),
             )
-        try:
-            yield
-        finally:
-            with self._lock:  # a tier that still had them was read meanwhile
-                self._delete_all(pool, hashes)
-
-    def _delete_all(self, pool: str, hashes: Sequence[str]) -> None:
-        for tier in self._queued_to:
-            for one in hashes:
-                self._delete((pool, tier, one))
-
-    def _delete(self, place: _Place) -> None:
-        """Leave a page out of the copy that has it; with the lock held.
-
-        What is asked for again is copied behind the one under way.
-        """
-        copy = self._waiting.pop(place, None)
-        self._ends.pop(place, None)
-        if copy is not None and copy is self._under_way.get(place[1]):
-            self._deleted.add(place)
-
-    def expire(self, pool: str, hashes: Sequence[str], expire_at: int) -> None:
-        """Let copies of pages expire that wait or are under way; before their tiers.
-
-        Args:
-            pool: The pool's name.
-            hashes: Page hashes.
-            expire_at: Not served from then on, seconds since 1970.
-        """
-        if self._guard.forked:
-            return
-        with self._lock:
-            for tier in self._queued_to:
-                for one in hashes:
-                    if (pool, tier, one) in self._waiting:
-                        self._ends[pool, tier, one] = expire_at
 
     def spare(self, pool: str, tier: str, hashes: Sequence[str]) -> None:
         """Let pages stay that an engine is about to store in a tier.
 
-        A copy that outlasts their deletion would delete them at its end.
+        A copy into it whose source has lost them would delete them at its end.
         """
-        if not self._deleted or self._guard.forked:
+        if tier not in self._under_way or self._guard.forked:
             return
         with self._lock:
-            self._deleted.difference_update((pool, tier, one) for one in hashes)
+            copy = self._under_way.get(tier)
+            if copy is not None and copy.pool.name == pool:
+                copy.stored_since.update(hashes)
 
     def wait_idle(self, deadline_s: float) -> bool:
         """Wait until no copy waits or is under way; return whether that is so."""
@@ -266,7 +225,6 @@ class Copier:
             place = copy.place(one)
             if self._waiting.get(place) is copy:
                 del self._waiting[place]
-                self._ends.pop(place, None)
         self._queued_bytes -= copy.nbytes
         self._queued_to[copy.target.backend] -= copy.nbytes
 
@@ -302,8 +260,7 @@ class Copier:
 
     def _end(self, lane: str) -> None:
         with self._lock:
-            copy = self._under_way.pop(lane)
-            self._deleted.difference_update(map(copy.place, copy.hashes))
+            del self._under_way[lane]
             self._begin()
             self._changed.notify_all()
 
@@ -320,20 +277,10 @@ class Copier:
                     counts["dropped"] += len(copy.hashes) - start
                     break
                 part = copy.hashes[start : start + chunks.chunk_rows]
-                part = self._left(copy, part, counts)
                 counts += self._copy(copy, self._complete(copy, part, counts), rows)
         finally:
             chunks.release(rows)
         return counts
-
-    def _left(
-        self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
-    ) -> Sequence[str]:
-        """Leave out pages that were deleted since the copy was queued."""
-        with self._lock:
-            left = [one for one in hashes if self._waiting.get(copy.place(one)) is copy]
-        counts["dropped"] += len(hashes) - len(left)
-        return left
 
     def _complete(
         self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
@@ -361,17 +308,17 @@ class Copier:
         ready = copy.target.ready_to_store(rest, self._core.deadlines.until("put"))
         self._failed(copy, _at(rest, ~ready), counts)
         rest = _at(rest, ready)
-        found = CallTimes()
-        codes = self._load(copy, rest, rows, found)
+        times = CallTimes()
+        codes, sources = self._load(copy, rest, rows, times)
         counts["gone"] += int(np.count_nonzero(codes != _OK))
         self._note_lacking(copy, _at(rest, codes != _OK))
-        good = np.flatnonzero(codes == _OK)
-        rest = [rest[at] for at in good.tolist()]
-        ends = self._ends_of(copy, rest)
-        codes = self._store(copy, rest, rows[good], found.expire_at | ends)
+        good = codes == _OK
+        rest, sources = _at(rest, good), sources[good]
+        codes = self._store(copy, rest, rows[: len(good)][good], times.expire_at)
         self._failed(copy, _at(rest, codes != _OK), counts)
-        stored = self._take_back(copy, _at(rest, codes == _OK), counts)
-        self._expire_late(copy, stored, ends)
+        good = codes == _OK
+        stored = self._unchanged(copy, _at(rest, good), sources[good], times.expire_at)
+        counts["gone"] += int(np.count_nonzero(good)) - len(stored)
         counts["copied"] += len(stored)
         with self._lock:
             lacking = self._lacking.get(copy.target.backend)
@@ -380,51 +327,69 @@ class Copier:
                     lacking.pop(one, None)
         return counts
 
-    def _take_back(
-        self, copy: Copy, hashes: Sequence[str], counts: Counter[str]
+    def _unchanged(
+        self,
+        copy: Copy,
+        hashes: Sequence[str],
+        sources: Int64Array,
+        expire_at: Mapping[str, int],
     ) -> Sequence[str]:
-        """Delete what a copy stored that was deleted meanwhile; return the rest."""
-        with self._lock:
-            back = {one for one in hashes if copy.place(one) in self._deleted}
-        if not back:
-            return hashes
-        copy.target.delete(list(back), self._core.deadlines.until("delete"))
-        counts["dropped"] += len(back)
-        return [one for one in hashes if one not in back]
+        """Do to stored pages what was done to their sources since; return the rest.
 
-    def _ends_of(self, copy: Copy, hashes: Sequence[str]) -> dict[str, int]:
-        """Return when pages are to expire, for which that was asked meanwhile."""
+        What deletes pages, or lets them expire, goes from tier to tier, here or in
+        another process. It came to the target before this copy did, or comes to the
+        source after this look.
+        """
+        gone: list[str] = []
+        late: dict[int, list[str]] = {}
+        for at in np.unique(sources).tolist():
+            names = _at(hashes, sources == at)
+            found = self._tiers_of(copy)[at].times(
+                names, self._core.deadlines.until("retain")
+            )
+            for name, there, end in zip(
+                names, found.there.tolist(), found.expire_at.tolist(), strict=True
+            ):
+                if not there:
+                    gone.append(name)
+                elif end and end != expire_at.get(name):
+                    late.setdefault(end, []).append(name)
         with self._lock:
-            ends = {one: self._ends.get(copy.place(one), 0) for one in hashes}
-        return {one: end for one, end in ends.items() if end}
-
-    def _expire_late(
-        self, copy: Copy, hashes: Sequence[str], known: Mapping[str, int]
-    ) -> None:
-        """Let pages expire for which that was asked while they were stored."""
-        deadline_s = self._core.deadlines.until("retain")
-        late = self._ends_of(copy, hashes).items() - known.items()
-        for end in {end for _, end in late}:
-            names = [one for one, ends in late if ends == end]
+            gone = [name for name in gone if name not in copy.stored_since]
+        if gone and not copy.keep_until:
+            # A promise was given since: another process has stored them there.
+            kept = copy.target.times(gone, self._core.deadlines.until("retain")).kept
+            gone = _at(gone, ~kept)
+        for end, names in late.items():
             asked = Retention(expire_at=end)
-            answers = copy.target.retain(names, asked, deadline_s)
+            answers = copy.target.retain(
+                names, asked, self._core.deadlines.until("retain")
+            )
             # Without its time the page must not stay.
-            kept = np.isin(answers, (RetentionAnswer.ACCEPTED, RetentionAnswer.ABSENT))
-            if not kept.all():
-                copy.target.delete(_at(names, ~kept), deadline_s)
+            held = np.isin(answers, (RetentionAnswer.ACCEPTED, RetentionAnswer.ABSENT))
+            gone += _at(names, ~held)
+        if gone:
+            copy.target.delete(gone, self._core.deadlines.until("delete"))
+        left = set(hashes).difference(gone)
+        return [name for name in hashes if name in left]
+
+    def _tiers_of(self, copy: Copy) -> list[RowMover]:
+        return [copy.source, *copy.others]
 
     def _load(
         self, copy: Copy, hashes: Sequence[str], rows: Int64Array, found: CallTimes
-    ) -> OutcomeArray:
-        """Load pages to rows, from the source or from another tier that has them."""
-        codes = self._move(copy.source, Operation.GET, hashes, rows, found)
-        for tier in copy.others:
+    ) -> tuple[OutcomeArray, Int64Array]:
+        """Load pages to rows; the outcome of each, and the tier that was asked last."""
+        codes = np.full(len(hashes), Outcome.ABSENT, np.uint8)
+        sources = np.zeros(len(hashes), np.int64)
+        for at, tier in enumerate(self._tiers_of(copy)):
             lost = np.flatnonzero(codes != _OK)
             if not len(lost):
                 break
             names = [hashes[at] for at in lost.tolist()]
             codes[lost] = self._move(tier, Operation.GET, names, rows[lost], found)
-        return codes
+            sources[lost] = at
+        return codes, sources
 
     def _failed(
         self, copy: Copy, hashes: Sequence[str], counts: Counter[str]

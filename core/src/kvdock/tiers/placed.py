@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array, OutcomeArray
     from kvdock.batch import Operation
     from kvdock.config.tiers import Tier
-    from kvdock.retention import CallTimes, Retention
+    from kvdock.retention import CallTimes, Retention, StoredTimes
 
 
 NO_PAGE = -1
@@ -50,6 +50,9 @@ class RowMover(Protocol):
         self, hashes: Sequence[str], asked: Retention, deadline_s: float
     ) -> OutcomeArray:
         """Promise stored pages, or let them expire; a `RetentionAnswer` for each."""
+
+    def times(self, hashes: Sequence[str], deadline_s: float) -> StoredTimes:
+        """Return which pages are stored now, and with what times."""
 
     def delete(self, hashes: Sequence[str], deadline_s: float) -> OutcomeArray:
         """Delete pages; an outcome for each."""

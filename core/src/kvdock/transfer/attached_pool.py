@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -373,11 +372,7 @@ class AttachedPool:
         declares the longest life. Expiry is asked of all of them.
         """
         if asked.expire_at:
-            if (
-                self._chain is not None
-            ):  # before the tiers: a copy ends after one of both
-                self._chain.copier.expire(self.pool.name, hashes, asked.expire_at)
-            given = [one.retain(hashes, asked, deadline_s) for one in self.placements]
+            given = self._expire(self.placements, hashes, asked, deadline_s)
             return combined(given, len(hashes))
         # Of equals the farthest comes first: it is the largest, and no near room is
         # taken.
@@ -394,17 +389,38 @@ class AttachedPool:
                 answers[left[there]] = found[there]
         return answers
 
+    def _expire(
+        self,
+        tiers: Sequence[Placement],
+        hashes: Sequence[str],
+        asked: Retention,
+        deadline_s: float,
+    ) -> list[OutcomeArray]:
+        """Let pages expire in tiers; what each answers.
+
+        A tier that lacks what one behind it has is asked again: a copy that another
+        process has under way may have come from there, and found the old time.
+        """
+        answers = [tier.retain(hashes, asked, deadline_s) for tier in tiers]
+        behind = np.zeros(len(hashes), np.bool_)
+        for tier, found in reversed([*zip(tiers, answers, strict=True)]):
+            again = np.flatnonzero(behind & (found == RetentionAnswer.ABSENT))
+            if len(again):
+                found[again] = tier.retain(_at(hashes, again), asked, deadline_s)
+            behind |= found == RetentionAnswer.ACCEPTED
+        return answers
+
     def delete(self, hashes: Sequence[str], deadline_s: float) -> OutcomeArray:
         """Delete pages from every tier; the worst `Outcome` for each, uint8 (n,)."""
         check_hashes(hashes)
         outcomes: OutcomeArray = np.zeros(len(hashes), np.uint8)
-        left_out: AbstractContextManager[None] = nullcontext()
         if self._chain is not None:
             half_s = time.monotonic() + remaining_s(deadline_s) / 2
-            left_out = self._chain.copier.deleting(self.pool.name, hashes, half_s)
-        with left_out:
-            for placement in self.placements:
-                np.maximum(outcomes, placement.delete(hashes, deadline_s), out=outcomes)
+            self._chain.copier.wait_for(self.pool.name, hashes, half_s)
+        # All but the last one twice: a copy from a tier behind, that another process
+        # has under way, may have found its source as it was.
+        for placement in (*self.placements, *self.placements[:-1]):
+            np.maximum(outcomes, placement.delete(hashes, deadline_s), out=outcomes)
         return outcomes
 
     def prefetch(self, hashes: Sequence[str], deadline_s: float) -> dict[str, int]:
@@ -475,12 +491,10 @@ class AttachedPool:
             answers[pages != NO_PAGE] = RetentionAnswer.UNSUPPORTED
         elif times.asked.expire_at and self._chain is not None:
             asked = Retention(expire_at=times.asked.expire_at)
-            self._chain.copier.expire(self.pool.name, hashes, asked.expire_at)
-            for tier in self.placements:
-                if tier.retains:
-                    found = tier.retain(hashes, asked, deadline_s)
-                    known = (RetentionAnswer.ACCEPTED, RetentionAnswer.ABSENT)
-                    answers[stored & ~np.isin(found, known)] = RetentionAnswer.CLIPPED
+            able_tiers = [one for one in self.placements if one.retains]
+            for found in self._expire(able_tiers, hashes, asked, deadline_s):
+                known = (RetentionAnswer.ACCEPTED, RetentionAnswer.ABSENT)
+                answers[stored & ~np.isin(found, known)] = RetentionAnswer.CLIPPED
         return answers
 
     def _transfer_in_turn(

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.call_pools import CallPools
     from kvdock.transfer.leases import PageLeases
+    from kvdock.transfer.placement import Placement
 
 
 _OK = int(Outcome.OK)
@@ -512,11 +513,17 @@ class Attachment(ClosedAfterUse):
             # back what is cleared.
             half = self.core.deadlines.until(Operation.CLEAR, timeout_s, factor=0.5)
             paused = copier.paused(half)
+        tiers: dict[str, Placement] = {}
+        for attached in self.pools_by_name.values():
+            for placement in attached.placements:
+                tiers.setdefault(placement.backend, placement)
         with paused:
-            for attached in self.pools_by_name.values():
-                for placement in attached.placements:
-                    if placement.backend not in cleared:
-                        cleared[placement.backend] = placement.clear(deadline_s)
+            for name, placement in tiers.items():
+                cleared[name] = placement.clear(deadline_s)
+            if copier is not None:
+                # As `AttachedPool.delete`: a copy of another process.
+                for name, placement in [*tiers.items()][:-1]:
+                    cleared[name] = max(cleared[name], placement.clear(deadline_s))
         return cleared
 
     def open_to_peers(self, close: Callable[[float], bool]) -> None:

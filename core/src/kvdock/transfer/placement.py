@@ -24,7 +24,7 @@ from kvdock.pays.policy import LIMIT
 from kvdock.plugin.manifest import Scope, Support
 from kvdock.pools.objects import slice_name
 from kvdock.resilience.executor import Abandoned
-from kvdock.retention import RetentionAnswer
+from kvdock.retention import LATEST, RetentionAnswer, StoredTimes
 from kvdock.transfer.page_call import PageCall
 
 if TYPE_CHECKING:
@@ -353,6 +353,29 @@ class Placement:
                 Operation.RETAIN, hashes, outcomes, expire_at=asked.expire_at
             )
         return found
+
+    def times(self, hashes: Sequence[str], deadline_s: float) -> StoredTimes:
+        """Ask the backend which pages are stored now, and with what times."""
+        operation = Operation.RETAIN if self.retains else Operation.EXISTS
+        keys = self.keys(hashes)
+        there, kept = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
+        ends = np.zeros(len(keys), np.int64)
+        for start in range(0, len(keys), self.batch_keys):
+            part = slice(start, start + self.batch_keys)
+            batch = Batch(operation, keys[part], deadline_s=deadline_s, pool=self.name)
+            result = self.channel.call(self.handle, batch)
+            there[part] = result.outcomes == _OK
+            if result.kept is not None:
+                kept[part] = result.kept
+            if result.expire_at is not None:
+                ends[part] = result.expire_at
+        shape = -1, len(self.suffixes)
+        ends = np.where(ends, ends, LATEST).reshape(shape).min(axis=1, initial=LATEST)
+        return StoredTimes(
+            there.reshape(shape).all(axis=1),
+            np.where(ends < LATEST, ends, 0),
+            kept.reshape(shape).any(axis=1),
+        )
 
     def ready_to_store(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
         """Wait for the deletion of wrong objects; return which pages have none."""
