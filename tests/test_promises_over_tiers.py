@@ -357,7 +357,7 @@ def test_promises_and_expiries_hold_over_tiers(far: str) -> None:
     run_state_machine_as_test(
         type("Life", (LifeOfTiers,), {"far": far}),
         settings=settings(
-            max_examples=50_000 // STEPS if TORTURE else 4,
+            max_examples=55_000 // STEPS if TORTURE else 4,
             stateful_step_count=STEPS,
             deadline=None,
             phases=[Phase.generate],  # the trace of a failure is short enough

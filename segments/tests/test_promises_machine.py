@@ -431,7 +431,7 @@ def test_promises_and_expiries_hold_over_processes_kills_and_clocks(
     run_state_machine_as_test(
         type("Life", (LifeOfPromises,), {"open_depot": staticmethod(open_depot)}),
         settings=settings(
-            max_examples=100_000 // STEPS if TORTURE else 8,
+            max_examples=110_000 // STEPS if TORTURE else 8,
             stateful_step_count=STEPS,
             deadline=None,
             phases=[Phase.generate],  # the trace of a failure is short enough

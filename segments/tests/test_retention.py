@@ -146,6 +146,25 @@ def test_the_budget_is_given_to_the_head_of_a_prefix(open_depot: OpenDepot) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("never_read_again")
+def test_who_asks_for_nothing_is_told_what_holds_now(open_depot: OpenDepot) -> None:
+    """Also what another process changed within the pause between two looks."""
+    depot, other = open_depot(), open_depot()
+    depot.put(range(4))
+    other.get(range(4))
+    asks = Batch(Operation.RETAIN, other.keys([0, 1, 2, 9]))
+    end = soon(3600)
+    assert retain(depot, [0], expire_s=3600) == [OK]
+    assert retain(depot, [1], keep_s=3600) == [OK]
+    told = other.store.run(asks)
+    assert told.outcomes.tolist() == [OK, OK, OK, ABSENT]
+    assert end <= told.expire_at[0] <= soon(3600)
+    assert not told.expire_at[1:].any()
+    assert told.kept.tolist() == [False, True, False, False]
+    depot.delete([0, 1])
+    assert other.store.run(asks).outcomes.tolist() == [ABSENT, ABSENT, OK, ABSENT]
+
+
 def test_a_promise_that_has_ended_makes_room_for_another(open_depot: OpenDepot) -> None:
     depot = open_depot(quota=QUOTA, retained_share=0.25)
     assert depot.put(range(50), keep_until=soon(1)).kept.all()

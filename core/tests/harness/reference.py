@@ -303,6 +303,9 @@ class MemoryReference:
         native = self.retention is Support.NATIVE
         if native and batch.operation is Operation.GET:
             return attrs.evolve(result, expire_at=self.told(handle, batch))
+        asks = batch.expire_at is None and not batch.keep_until
+        if native and batch.operation is Operation.RETAIN and asks:
+            return self.all_told(handle, batch, result)
         return (
             attrs.evolve(result, kept=kept) if batch.keep_until and native else result
         )
@@ -310,6 +313,15 @@ class MemoryReference:
     def told(self, handle: Handle, batch: Batch) -> Int64Array | None:
         """Return when the keys of a load expire."""
         return np.array([handle.times.get(key, (0, 0))[1] for key in batch.keys])
+
+    def all_told(
+        self, handle: Handle, batch: Batch, result: BatchResult
+    ) -> BatchResult:
+        """Add what times keys have to the answer of one who asks."""
+        times = np.array([handle.times.get(key, (0, 0)) for key in batch.keys])
+        return attrs.evolve(
+            result, kept=times[:, 0] > int(self.clock()), expire_at=times[:, 1]
+        )
 
     def erase(self, handle: Handle) -> None:
         """Forget the objects whose time has been over for so long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from shelf import Shelf, attention, until
 from tiered import NAMES, WHERE, Tiers, held_by
 from timed import TimedShelf
 
-from kvdock.batch import Batch, Operation, Outcome
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.retention import RetentionAnswer
 
 END_S = 600
@@ -167,3 +168,36 @@ def test_a_copy_does_not_take_back_what_was_promised_since(timed: Pair) -> None:
     timed.end()
     assert len(timed.near.objects) == len(kept)
     held.set()
+
+
+def test_a_copy_whose_tier_takes_no_time_is_deleted(timed: Pair) -> None:
+    timed.copy(nearer=False)
+    expire(timed.changing)
+
+    def refuses(batch: Batch) -> BatchResult | None:
+        if batch.operation is Operation.RETAIN:
+            return BatchResult.all(batch, Outcome.REFUSED)
+        return None
+
+    timed.far.trouble = refuses
+    timed.end()
+    assert not timed.far.objects
+    assert len(timed.near.objects) == len(NAMES)
+
+
+def test_a_deletion_waits_for_a_copy_of_its_own_process(pair: Pair) -> None:
+    """Until the copy ends what it stores can be loaded."""
+    pair.copy(nearer=False)
+    deleted = threading.Event()
+
+    def deletes(batch: Batch) -> None:
+        if batch.operation is Operation.DELETE:
+            deleted.set()
+
+    pair.near.trouble = deletes
+    with ThreadPoolExecutor(1) as other:
+        call = other.submit(delete, pair.copying)
+        assert not deleted.wait(0.2)
+        pair.end()
+        call.result(60)
+    assert deleted.is_set()

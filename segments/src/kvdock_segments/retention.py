@@ -52,9 +52,8 @@ class Retainer:
         """Run a RETAIN."""
         outcomes = np.full(len(batch), Outcome.ABSENT, np.uint8)
         expires = batch.expire_at is not None
-        asks = expires or batch.keep_until > 0
-        found = self._catalog.lookup_durable(batch.keys, newest=expires or not asks)
-        if not asks:
+        found = self._catalog.lookup_durable(batch.keys, newest=expires)
+        if not (expires or batch.keep_until):
             outcomes[found.there] = _OK
             kept, ends = np.zeros(len(batch), np.bool_), np.zeros(len(batch), np.int64)
             kept[found.there] = found.records["keep_until"] > time.time()

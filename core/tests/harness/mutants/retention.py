@@ -159,6 +159,19 @@ class ExpiryNotTold(MemoryMutant):
         return None
 
 
+class TimesNotTold(MemoryMutant):
+    """Answers who asks for times with what it has stored alone."""
+
+    image_of = "a TTL command that says whether there is a key"
+    caught_by = "test_times_are_told_to_who_asks_for_nothing"
+
+    def all_told(
+        self, handle: Handle, batch: Batch, result: BatchResult
+    ) -> BatchResult:
+        del handle, batch
+        return result
+
+
 class MaximalAgeIgnored(MemoryMutant):
     """Knows the times of pages, and none for those that say none."""
 

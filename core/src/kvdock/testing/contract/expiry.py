@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import Operation, Outcome
+from kvdock.batch import Batch, Operation, Outcome
 from kvdock.plugin.manifest import Support
 from kvdock.testing.cases import contract_test
 from kvdock.testing.contract.damage import declining
@@ -66,6 +66,34 @@ class ExpiryTests:
             assert told is not None, "a load does not tell when its pages expire"
             right = (soonest <= told) & (told <= latest)
             assert np.all(right), "a load tells another time than was asked for"
+
+    @contract_test(of_grade(Support.NATIVE))
+    def test_times_are_told_to_who_asks_for_nothing(self, harness: Harness) -> None:
+        setup = harness.plain()
+        kept, ends = page_hashes(1, "kept"), page_hashes(1, "ends")
+        plain, never = page_hashes(1, "plain"), page_hashes(1, "never")
+        _, promised = put_until(setup, kept, keep_s=LONG_S)
+        stored, _ = put_until(setup, ends, expire_s=LONG_S)
+        assert stored.all()
+        setup.stored(plain)
+        asked = [*kept, *ends, *plain, *never]
+        batch = Batch(Operation.RETAIN, setup.keys(asked), deadline_s=setup.until())
+        shape = len(asked), -1
+        for _turn in range(2):  # to ask changes nothing
+            result = setup.call(batch)
+            there = result.ok.reshape(shape)
+            assert there[:3].all(), "a stored page is not there for who asks"
+            assert not there[3].any(), "times of a page that is absent"
+            assert result.expire_at is not None, "no time is told"
+            told = result.expire_at.reshape(shape)
+            assert np.all(told[1] > time.time()), "the time of a page is not told"
+            assert not told[[0, 2]].any(), "a time is told that no one asked for"
+            holds = (
+                np.zeros(len(batch), np.bool_) if result.kept is None else result.kept
+            )
+            found = holds.reshape(shape)
+            assert np.all(found[0] == promised[0]), "a promise is not told"
+            assert not found[1:].any(), "a promise is told that no one gave"
 
     @contract_test(of_grade(Support.NATIVE))
     def test_pages_of_the_maximal_age_are_not_served(self, harness: Harness) -> None:
