@@ -25,15 +25,13 @@ class Pair:
     """Two engines on the same two tiers: one copies, the other changes."""
 
     def __init__(self, kind: Callable[..., Shelf]) -> None:
-        tiers = [{"backend": "near", "promote": "always"}, "far"]
-        stored = [{"objects": {}} for _ in range(2)]
-        if kind is TimedShelf:
-            stored = [{**one, "ends": {}, "promised": {}} for one in stored]
-        made: list[Any] = [
-            Tiers([kind("near", **stored[0]), kind("far", **stored[1])], tiers)
-            for _ in range(2)
+        rules: list[Any] = [{"backend": "near", "promote": "always"}, "far"]
+        fields = ("objects", "ends", "promised")[: 3 if kind is TimedShelf else 1]
+        near: dict[str, Any] = {name: {} for name in fields}
+        far: dict[str, Any] = {name: {} for name in fields}
+        self.copying, self.changing = [
+            Tiers([kind("near", **near), kind("far", **far)], rules) for _ in range(2)
         ]
-        self.copying, self.changing = made
         self.near, self.far = self.copying.shelves
         self.gate = threading.Event()
 

@@ -372,9 +372,9 @@ class Placement:
         shape = -1, len(self.suffixes)
         ends = np.where(ends, ends, LATEST).reshape(shape).min(axis=1, initial=LATEST)
         return StoredTimes(
-            there.reshape(shape).all(axis=1),
+            np.logical_and.reduce(there.reshape(shape), axis=1),
             np.where(ends < LATEST, ends, 0),
-            kept.reshape(shape).any(axis=1),
+            np.logical_or.reduce(kept.reshape(shape), axis=1),
         )
 
     def ready_to_store(self, hashes: Sequence[str], deadline_s: float) -> BoolArray:
