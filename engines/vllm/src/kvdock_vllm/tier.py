@@ -476,10 +476,11 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 it.
         """
         self._lookups.shutdown()
-        if self._attachment is None:
+        attachment, self._attachment = self._attachment, None
+        if attachment is None:
             return
         self._hints.close()
-        tables = [pool.leases for pool in self._attachment.pools_by_name.values()]
+        tables = [pool.leases for pool in attachment.pools_by_name.values()]
         self._transfers.close()
         held = sum(table.leased_pages for table in tables)
         if held:
