@@ -163,6 +163,9 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "vllm/v1/engine/core.py": {
             "EngineCore": ("add_lora", "collective_rpc", "sleep")
         },
+        "vllm/multimodal/processing/inputs.py": {
+            "ProcessorInputs": ("get_mm_hashes", "mm_uuid_items")
+        },
         "vllm/lora/request.py": {
             "LoRARequest": (
                 "lora_name",

@@ -128,6 +128,19 @@ WRONG = (
         quick=True,
     ),
     Variation(
+        name="an image under the name of another one",
+        family="images",
+        base={**_PICTURE, "image": 2, "image_named_as": 1},
+        look={"image": 1, "image_named_as": None},
+        quick=True,
+    ),
+    Variation(
+        name="another image under the same name",
+        family="images",
+        base={**_PICTURE, "image_name": "logo"},
+        look={"image": 2},
+    ),
+    Variation(
         name="processor_config.json replaced in place",
         family="images",
         base=_PICTURE,

@@ -75,6 +75,45 @@ def test_settings_behind_another_connector_are_checked_too(
         configure({"connectors": [inner]}, "MultiConnector")
 
 
+@pytest.mark.parametrize(
+    ("neighbour", "allowed"),
+    [
+        ({"kv_connector": "NixlConnector"}, True),
+        ({"kv_connector": "OffloadingConnector"}, True),
+        ({"kv_connector": "LMCacheConnectorV1"}, False),
+        ({"kv_connector": "DecodeBenchConnector"}, False),
+        (
+            {
+                "kv_connector": "OffloadingConnector",
+                "kv_connector_extra_config": {"secondary_tiers": [{"type": "fs"}]},
+            },
+            False,
+        ),
+        (
+            {
+                "kv_connector": "NixlConnector",
+                "kv_connector_module_path": "vllm.distributed.kv_transfer"
+                ".kv_connector.v1.nixl",
+            },
+            False,
+        ),
+    ],
+)
+def test_neighbours_that_load_pages_of_others_are_rejected(
+    configure: Configure, tmp_path: Path, neighbour: dict[str, Any], *, allowed: bool
+) -> None:
+    ours = {
+        "kv_connector": "KvdockConnector",
+        "kv_connector_extra_config": {**GIVEN, "root": str(tmp_path)},
+    }
+    among = [{"kv_role": "kv_both", **one} for one in (neighbour, ours)]
+    if allowed:
+        assert configure({"connectors": among}, "MultiConnector")
+        return
+    with pytest.raises(KvdockError, match="beside KvdockConnector"):
+        configure({"connectors": among}, "MultiConnector")
+
+
 def test_hashes_of_one_process_are_rejected_there(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,12 @@ def answers(
             one["cache_salt"] = salt
         if phase.get("image") is not None:
             one["multi_modal_data"] = {"image": picture(phase["image"])}
+        if phase.get("image_named_as") is not None:
+            one["multi_modal_uuids"] = {
+                "image": [hash_of(llm, phase["image_named_as"])]
+            }
+        elif phase.get("image_name"):
+            one["multi_modal_uuids"] = {"image": [phase["image_name"]]}
     more: dict[str, Any] = {}
     if phase.get("lora"):
         from vllm.lora.request import LoRARequest
@@ -135,6 +141,20 @@ def picture(seed: int) -> Any:
 
     pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)
     return Image.fromarray(pixels)
+
+
+def hash_of(llm: Any, seed: int) -> str:
+    """Return the name that vLLM gives an image that has none."""
+    from vllm.multimodal.hasher import MultiModalHasher
+
+    config = llm.model_config
+    return str(
+        MultiModalHasher.hash_kwargs(
+            config.multimodal_config.mm_hasher_algorithm,
+            model_id=config.model,
+            image=picture(seed),
+        )
+    )
 
 
 def acceptance(llm: Any) -> dict[str, Any]:
