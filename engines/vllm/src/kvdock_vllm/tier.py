@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock.vllm")
 
+Opened = tuple[Attachment, Mapping[int, str]]
+"""Storage, and each group's pool name by the group's number."""
+
 _LOOK_S = 0.01
 """Seconds after which jobs are looked at although none is known to have ended."""
 
@@ -103,6 +106,12 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not install
     ) -> list[bool]:
         """Return which pages are stored."""
         return self._tier.stored(keys, req_context)
+
+    def forget(self) -> None:
+        """Let no answer count that was asked for before."""
+        self._lookup_state.clear()
+        self._req_keys.clear()
+        self._lookup_batch.clear()
 
 
 class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
@@ -166,10 +175,26 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             KvdockError: As `attach` does.
         """
         self._identity = identity
-        attachment, names = attach(
-            self._handover, identity, self._spec, self._rows, self._deltas
-        )
-        self._attachment = attachment
+        self.take(self._attach(identity))
+
+    def next_generation(self, generation: str) -> Opened:
+        """Close storage, and return it attached in another generation.
+
+        Called on any thread, while vLLM has no job.
+
+        Raises:
+            KvdockError: As `attach` does, or if a call may still touch host memory;
+                nothing is stored and found then.
+        """
+        self._close()
+        return self._attach(attrs.evolve(self._identity, generation=generation))
+
+    def _attach(self, identity: Identity) -> Opened:
+        return attach(self._handover, identity, self._spec, self._rows, self._deltas)
+
+    def take(self, opened: Opened) -> None:
+        """Store and find pages in what was attached, from now on."""
+        self._attachment, names = attachment, _ = opened
         self._hints = Hints(self._core, attachment.notify)
         self._transfers = TransferManager(attachment)
         self._names = {
@@ -282,6 +307,11 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
+
+    def forget_lookups(self) -> None:
+        """Look for every page again: the weights are other ones."""
+        self._lookups.forget()
+        self._cut.clear()
 
     def load_seconds(
         self,
@@ -476,6 +506,9 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 it.
         """
         self._lookups.shutdown()
+        self._close()
+
+    def _close(self) -> None:
         if self._attachment is None:
             return
         self._hints.close()
