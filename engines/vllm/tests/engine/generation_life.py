@@ -17,64 +17,49 @@ import json
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file
-from vllm.distributed.weight_transfer import base
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+import vllm_run
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.llm import LLM
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 PATIENCE_S = 120.0
 QUIET_S = 0.5
 
 
-@dataclass
-class Nothing(base.WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """There is nothing to connect."""
+class Inside:
+    """An engine in this process, with the methods of one in another."""
 
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.llm = LLM(**arguments)
+        self.core = self.llm.llm_engine.engine_core
 
-@dataclass
-class Part(base.WeightTransferUpdateInfo):  # type: ignore[misc]  # same
-    """Every second tensor of a checkpoint, from the first or the second on."""
+    async def generate(self, prompt: Any, chosen: Any, _: str) -> AsyncIterator[Any]:
+        for one in self.llm.generate([prompt], chosen, use_tqdm=False):
+            yield one
 
-    folder: str
-    first: int
+    async def pause_generation(self, mode: str = "abort") -> None:
+        self.core.engine_core.pause_scheduler(mode)
 
-
-class FromFolder(base.WeightTransferEngine[Nothing, Part]):  # type: ignore[misc]  # same
-    """Loads tensors as a trainer's are loaded, from files."""
-
-    init_info_cls = Nothing
-    update_info_cls = Part
-
-    def init_transfer_engine(self, init_info: Nothing) -> None:
-        """There is nothing to connect."""
-
-    def start_weight_update(self) -> None:
-        """Weights are loaded in place."""
-
-    def finish_weight_update(self) -> None:
-        """All of them are there."""
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a part; a CPU is not waited for."""
-        self.receive_weights(self.parse_update_info(update_info))
-
-    def receive_weights(self, update_info: Part) -> None:
-        """Load a part."""
-        found = load_file(Path(update_info.folder) / "model.safetensors")
-        self.model.load_weights([*found.items()][update_info.first :: 2])
+    async def resume_generation(self) -> None:
+        self.core.engine_core.resume_scheduler()
 
     def shutdown(self) -> None:
-        """There is nothing to end."""
+        self.core.shutdown()
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
+            return getattr(self.llm, name)(*args, **options)
+
+        return call
 
 
 class Life:
@@ -87,9 +72,11 @@ class Life:
             temperature=0, max_tokens=task["new_tokens"], ignore_eos=True
         )
         self.numbers = itertools.count()
-        WeightTransferEngineFactory.register_engine("folder", FromFolder)
-        self.engine = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(model=task["model"], **task["engine"])
+        arguments = {"model": task["model"], **task["engine"]}
+        self.engine: Any = (
+            Inside(arguments)
+            if task["inside"]
+            else AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         )
 
     async def answer(self, number: int) -> dict[str, Any]:
@@ -114,7 +101,11 @@ class Life:
         return found
 
     async def settle(self) -> None:
-        """Wait until storage has not changed for some time."""
+        """Wait until all is stored: no more comes for some time."""
+        if isinstance(self.engine, Inside):
+            if self.engine.core.engine_core.scheduler.connector is not None:
+                vllm_run.finish(self.engine.llm)
+            return
         seen, since_s = -1, time.monotonic()
         while time.monotonic() < since_s + QUIET_S:
             found = 0
@@ -129,19 +120,17 @@ class Life:
         """Empty device and host."""
         return bool(await self.engine.reset_prefix_cache(reset_connector=True))
 
-    async def send(self, folder: str, first: int) -> None:
+    async def send(self, folder: str, *, first: bool) -> None:
         """Transfer a half of the weights."""
         given = {"folder": folder, "first": first}
-        await self.engine.update_weights(
-            base.WeightTransferUpdateRequest(update_info=given)
-        )
+        await self.engine.update_weights(WeightTransferUpdateRequest(update_info=given))
 
     async def transfer(self, folder: str, version: str | None, pause: str) -> None:
         """Update as a trainer does."""
         await self.engine.pause_generation(mode=pause)
         await self.engine.start_weight_update()
-        await self.send(folder, 0)
-        await self.send(folder, 1)
+        await self.send(folder, first=True)
+        await self.send(folder, first=False)
         await self.engine.finish_weight_update(version)
         await self.engine.resume_generation()
 
@@ -149,9 +138,9 @@ class Life:
         """Fail when half of the weights are there, and go on asking."""
         await self.engine.pause_generation()
         await self.engine.start_weight_update()
-        await self.send(folder, 0)
+        await self.send(folder, first=True)
         try:
-            await self.send("/nowhere", 1)
+            await self.send("/nowhere", first=False)
         except Exception as error:  # noqa: BLE001 - the engine's own
             return type(error).__name__
         finally:
@@ -202,20 +191,24 @@ class Life:
 
     async def write(self, file: str) -> None:
         """Say that this step was reached."""
-        Path(file).write_text("here")
+        await asyncio.to_thread(Path(file).write_text, "here")
 
 
-async def live(task: dict[str, Any]) -> None:
-    """Run the task."""
+async def live(task: dict[str, Any]) -> list[Any]:
+    """Take the steps of a task."""
     life = Life(task)
-    found: list[Any] = []
     try:
-        for what, *given in task["steps"]:
-            found.append(await getattr(life, what)(*given))
+        return [await getattr(life, what)(*given) for what, *given in task["steps"]]
     finally:
-        Path(task["out"]).write_text(json.dumps(found))
         life.engine.shutdown()
 
 
+def main() -> None:
+    """Run the task."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    found = asyncio.run(live(task))
+    Path(task["out"]).write_text(json.dumps(found))
+
+
 if __name__ == "__main__":
-    asyncio.run(live(json.loads(Path(sys.argv[1]).read_text())))
+    main()

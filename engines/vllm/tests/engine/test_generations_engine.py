@@ -44,7 +44,7 @@ ENGINE = {
     "max_num_batched_tokens": 512,
     "weight_transfer_config": {"backend": "folder"},
 }
-RUN = {"generations": "run:policy"}
+RUN: dict[str, Any] = {"generations": "run:policy"}
 
 
 @attrs.frozen
@@ -65,15 +65,16 @@ class World:
         life: str,
         steps: list[Any],
         *,
+        inside: bool = True,
         kill_when: Callable[[], bool] | None = None,
-        model: int = 0,
         cached: bool = True,
         engine: dict[str, Any] | None = None,
         **storage: object,
     ) -> list[Any]:
         """Start an engine, take steps, end it; return what was said in each.
 
-        With `kill_when`, all of its processes are killed once that is true.
+        It is `inside` the process that asks it, or in processes of its own, as servers
+        have them. With `kill_when`, all of its processes are killed once that is true.
         """
         out, log = self.folder / f"{life}.json", self.folder / f"{life}.log"
         root = self.folder / "store"
@@ -91,11 +92,12 @@ class World:
         if cached:
             arguments = {"kv_transfer_config": transfer, "enable_prefix_caching": True}
         task = {
-            "model": self.models[model],
+            "model": self.models[0],
             "engine": {**ENGINE, **arguments, **(engine or {})},
             "prompts": PROMPTS,
             "new_tokens": 16,
             "steps": steps,
+            "inside": inside,
             "root": str(root),
             "out": str(out),
         }
@@ -104,9 +106,7 @@ class World:
         variables = {
             **os.environ,
             **vllm_environment.CPU,
-            # Engines are forked, so they have the engine for transfers.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not inside)),
         }
         started = warm_python.warm(vllm_lives.IMPORTED)(
             [str(LIFE), str(path)], variables, log
@@ -144,13 +144,14 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> World:
         for name in ("llama", "llama_other")
     ]
     blank = World(folder, (models[0], models[1]), {})
-    said = {}
-    for number, name in enumerate(models):
-        (answers,) = blank.live(
-            f"plain-{number}", [["ask"]], model=number, cached=False
-        )
-        assert hits(answers) == 0
-        said[name] = [one["tokens"] for one in answers]
+    (one, _, other) = blank.live(
+        "plain", [["ask"], ["unpaused", models[1]], ["ask"]], cached=False
+    )
+    assert hits(one) == hits(other) == 0
+    said = {
+        name: [each["tokens"] for each in answers]
+        for name, answers in zip(models, (one, other), strict=True)
+    }
     a, b = said.values()
     assert all(one != other for one, other in zip(a, b, strict=True))
     return attrs.evolve(blank, said=said)
@@ -166,18 +167,18 @@ def test_no_token_is_wrong_in_many_updates_under_load_and_pages_are_found(
     world: World,
 ) -> None:
     updates = [
-        (world.models[number % 2], str(number % 2), ("wait", "keep", "abort")[number % 3])
+        (
+            world.models[number % 2],
+            str(number % 2),
+            ("wait", "keep", "abort")[number % 3],
+        )
         for number in range(1, UPDATES + 1)
     ]
-    (answers,) = world.live("load", [["load", updates, CLIENTS]], **RUN)
-    whole = [
-        one for one in answers if len(one["versions"]) == 1 and not one["aborted"]
-    ]
+    (answers,) = world.live("load", [["load", updates, CLIENTS]], inside=False, **RUN)
+    whole = [one for one in answers if len(one["versions"]) == 1 and not one["aborted"]]
     assert len(whole) >= UPDATES * CLIENTS
     names = {"default": 0, "0": 0, "1": 1}
-    wrong = [
-        one for one in whole if not world.right([one], names[one["versions"][0]])
-    ]
+    wrong = [one for one in whole if not world.right([one], names[one["versions"][0]])]
     assert wrong == []
     found = {one["versions"][0] for one in whole if one["cached"] > 64}
     assert found >= {"0", "1"}
@@ -195,7 +196,7 @@ def test_engines_of_a_run_share_the_pages_of_a_version_and_no_others_do(
             ["ask"],
             ["flush"],
             ["ask"],
-            ["transfer", a, "8", "wait"],
+            ["transfer", a, "8", "keep"],
             ["ask"],
         ],
         **RUN,
@@ -274,7 +275,9 @@ def test_an_engine_killed_in_an_update_leaves_nothing_wrong(world: World) -> Non
     begun = world.folder / "begun"
     steps = [["transfer", b, "7", "abort"], ["ask"], ["write", str(begun)]]
     forever = [["load", [[one, "7", "wait"] for one in (b,) * 80], CLIENTS]]
-    world.live("killed", [*steps, *forever], kill_when=begun.exists, **RUN)
+    world.live(
+        "killed", [*steps, *forever], kill_when=begun.exists, inside=False, **RUN
+    )
     before, _, after, _, private = world.live(
         "again",
         [
