@@ -150,7 +150,6 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._limits: dict[str, LoadLimit] = {}
         self._cut: dict[str, set[OffloadKey]] = {}
         self._events: StoredKeys | None = None
-        self._homes = PageHomes(self._core.page_events)
         self._lookups = _Lookups(self)
         self._attachment: Attachment | None = None
         handover.tier = self
@@ -195,6 +194,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def take(self, opened: Opened) -> None:
         """Store and find pages in what was attached, from now on."""
         self._attachment, names = attachment, _ = opened
+        self._homes = PageHomes(self._core.page_events)
         self._hints = Hints(self._core, attachment.notify)
         self._transfers = TransferManager(attachment)
         self._names = {

@@ -3,7 +3,7 @@
     generation_life.py TASK.json
 
 Steps are `["ask"]`, `["transfer", FOLDER, VERSION, PAUSE]`, `["broken", FOLDER]`,
-`["reload", FOLDER, VERSION]`, `["unpaused", FOLDER]`, `["flush"]`,
+`["reload", FOLDER, VERSION]`, `["unpaused", FOLDER]`, `["flush"]`, `["rush"]`,
 `["load", [[FOLDER, VERSION, PAUSE], ...], CLIENTS]` and `["write", FILE]`. The answer
 has for each step what was said: tokens, how many of the prompt's came from a cache, and
 the versions of the weights that made them.
@@ -119,6 +119,12 @@ class Life:
     async def flush(self) -> bool:
         """Empty device and host."""
         return bool(await self.engine.reset_prefix_cache(reset_connector=True))
+
+    async def rush(self) -> None:
+        """Empty all caches twice, while what was just asked for is being stored."""
+        await self.answer(0)
+        await self.flush()
+        await self.flush()
 
     async def send(self, folder: str, *, first: bool) -> None:
         """Transfer a half of the weights."""

@@ -239,9 +239,10 @@ def test_weights_that_are_reloaded_begin_a_generation_once_caches_are_empty(
     world: World,
 ) -> None:
     a, b = world.models
-    before, _, old, flushed, cold, _, warm, _, named, _, found = world.live(
+    _, before, _, old, flushed, cold, _, warm, _, named, _, found = world.live(
         "reloaded",
         [
+            ["rush"],
             ["ask"],
             ["unpaused", b],
             ["ask"],  # vLLM itself serves what the old weights computed
