@@ -26,7 +26,7 @@ from kvdock import Dock
 from kvdock.former_generations import FormerGenerations
 from kvdock.generations import Generation, run_of
 from kvdock.identity import weights_in
-from kvdock.resilience.run_within import run_within
+from kvdock.resilience import run_within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -45,6 +45,7 @@ class Inside:
     async def generate(self, prompt: Any, chosen: Any, _: str) -> AsyncIterator[Any]:
         for one in self.llm.generate([prompt], chosen, use_tqdm=False):
             yield one
+        await asyncio.sleep(0)
 
     async def pause_generation(self, mode: str = "abort") -> None:
         self.core.engine_core.pause_scheduler(mode)
@@ -196,8 +197,9 @@ class Life:
             await asyncio.sleep(0.01)
 
     async def write(self, file: str) -> None:
-        """Say that this step was reached."""
-        await asyncio.to_thread(Path(file).write_text, "here")
+        """Say that this step was reached, and what a killed engine leaves behind."""
+        config = self.engine.llm.llm_engine.vllm_config.kv_transfer_config
+        await asyncio.to_thread(Path(file).write_text, config.engine_id)
 
 
 async def live(task: dict[str, Any]) -> list[Any]:

@@ -15,6 +15,7 @@ import pytest
 import vllm_environment
 import vllm_lives
 import vllm_models
+import vllm_run
 import warm_python
 
 if TYPE_CHECKING:
@@ -275,10 +276,14 @@ def test_an_engine_killed_in_an_update_leaves_nothing_wrong(world: World) -> Non
     a, b = world.models
     begun = world.folder / "begun"
     steps = [["transfer", b, "7", "abort"], ["ask"], ["write", str(begun)]]
-    forever = [["load", [[one, "7", "wait"] for one in (b,) * 80], CLIENTS]]
-    world.live(
-        "killed", [*steps, *forever], kill_when=begun.exists, inside=False, **RUN
-    )
+    forever = [["load", [[b, "7", "abort"]] * 1000, CLIENTS]]
+
+    def in_an_update() -> bool:
+        return begun.exists() and time.time() > begun.stat().st_mtime + 1
+
+    world.live("killed", [*steps, *forever], kill_when=in_an_update, **RUN)
+    left = vllm_run.SHARED / f"vllm_offload_{begun.read_text()}.mmap"
+    left.unlink()
     before, _, after, _, private = world.live(
         "again",
         [
