@@ -3,10 +3,10 @@
     generation_life.py TASK.json
 
 Steps are `["ask"]`, `["transfer", FOLDER, VERSION, PAUSE]`, `["broken", FOLDER]`,
-`["reload", FOLDER, VERSION]`, `["unpaused", FOLDER]`, `["flush"]`, `["rush"]`,
-`["load", [[FOLDER, VERSION, PAUSE], ...], CLIENTS]` and `["write", FILE]`. The answer
-has for each step what was said: tokens, how many of the prompt's came from a cache, and
-the versions of the weights that made them.
+`["reload", FOLDER, VERSION]`, `["unpaused", FOLDER]`, `["flush"]`,
+`["rush", FOLDER, VERSION]`, `["load", [[FOLDER, VERSION, PAUSE], ...], CLIENTS]` and
+`["write", FILE]`. The answer has for each step what was said: tokens, how many of the
+prompt's came from a cache, and the versions of the weights that made them.
 """
 
 from __future__ import annotations
@@ -121,11 +121,16 @@ class Life:
         """Empty device and host."""
         return bool(await self.engine.reset_prefix_cache(reset_connector=True))
 
-    async def rush(self) -> None:
-        """Empty all caches twice, while what was just asked for is being stored."""
-        await self.answer(0)
-        await self.flush()
-        await self.flush()
+    async def rush(self, folder: str, version: str) -> None:
+        """Reload while a request is computed, and a part of it is being stored."""
+        engine = self.engine.llm.llm_engine
+        storing = self.engine.core.engine_core.scheduler.connector.connector_scheduler
+        engine.add_request("rush", {"prompt_token_ids": [*range(9, 200)]}, self.chosen)
+        while not storing._jobs:
+            engine.step()
+        await self.reload(folder, version, "keep")
+        while engine.has_unfinished_requests():
+            engine.step()
 
     async def send(self, folder: str, *, first: bool) -> None:
         """Transfer a half of the weights."""
@@ -154,9 +159,11 @@ class Life:
             await self.engine.resume_generation()
         return ""
 
-    async def reload(self, folder: str, version: str | None) -> None:
+    async def reload(
+        self, folder: str, version: str | None, pause: str = "abort"
+    ) -> None:
         """Load another checkpoint, without a trainer."""
-        await self.engine.pause_generation()
+        await self.engine.pause_generation(mode=pause)
         given = {"weights_path": folder}
         await self.engine.collective_rpc("reload_weights", kwargs=given)
         if version is not None:

@@ -240,10 +240,9 @@ def test_weights_that_are_reloaded_begin_a_generation_once_caches_are_empty(
     world: World,
 ) -> None:
     a, b = world.models
-    _, before, _, old, flushed, cold, _, warm, _, named, _, found = world.live(
+    before, _, old, flushed, cold, _, warm, _, named, _, found, _, rushed = world.live(
         "reloaded",
         [
-            ["rush"],
             ["ask"],
             ["unpaused", b],
             ["ask"],  # vLLM itself serves what the old weights computed
@@ -254,6 +253,8 @@ def test_weights_that_are_reloaded_begin_a_generation_once_caches_are_empty(
             ["reload", a, "1"],
             ["ask"],
             ["reload", a, "1"],
+            ["ask"],
+            ["rush", b, "2"],
             ["ask"],
         ],
         **RUN,
@@ -269,6 +270,8 @@ def test_weights_that_are_reloaded_begin_a_generation_once_caches_are_empty(
     assert named[0]["cached"] == 0
     assert world.right(found, 0)
     assert found[0]["cached"] > 64
+    assert world.right(rushed, 1)
+    assert rushed[0]["cached"] == 0
 
 
 @pytest.mark.long
