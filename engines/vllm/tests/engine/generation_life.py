@@ -22,11 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import vllm_run
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.llm import LLM
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine.async_llm import AsyncLLM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -39,6 +34,8 @@ class Inside:
     """An engine in this process, with the methods of one in another."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
+        from vllm.entrypoints.llm import LLM
+
         self.llm = LLM(**arguments)
         self.core = self.llm.llm_engine.engine_core
 
@@ -67,6 +64,10 @@ class Life:
     """An engine, and what is done to it."""
 
     def __init__(self, task: dict[str, Any]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine.async_llm import AsyncLLM
+
         self.prompts: list[list[int]] = task["prompts"]
         self.root = Path(task["root"])
         self.chosen = SamplingParams(
@@ -134,6 +135,8 @@ class Life:
 
     async def send(self, folder: str, *, first: bool) -> None:
         """Transfer a half of the weights."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
         given = {"folder": folder, "first": first}
         await self.engine.update_weights(WeightTransferUpdateRequest(update_info=given))
 
