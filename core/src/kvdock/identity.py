@@ -291,6 +291,18 @@ def locate_model(
     return Path(found).parent if isinstance(found, str) else None
 
 
+def weights_in(name: str, weights: WeightsBy) -> str:
+    """Return what stands for weights that an engine has loaded from files.
+
+    That is their name alone where they are not on this host.
+
+    Raises:
+        NamespaceError: If they cannot be read.
+    """
+    place = locate_model(name)
+    return model_identity(str(place), weights=weights) if place else name
+
+
 def files_digest(
     path: Path,
     *,

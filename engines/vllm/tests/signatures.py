@@ -161,7 +161,30 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             ),
         },
         "vllm/v1/engine/core.py": {
-            "EngineCore": ("add_lora", "collective_rpc", "sleep")
+            "EngineCore": (
+                "add_lora",
+                "collective_rpc",
+                "is_scheduler_paused",
+                "set_weight_version",
+                "sleep",
+            )
+        },
+        "vllm/v1/core/block_pool.py": {
+            "BlockPool": ("get_num_free_blocks",),
+            "BlockHashToBlockMap": ("__len__",),
+        },
+        "vllm/v1/core/encoder_cache_manager.py": {"EncoderCacheManager": ()},
+        "vllm/v1/core/sched/scheduler.py": {"Scheduler": ("schedule",)},
+        "vllm/v1/worker/gpu_worker.py": {
+            "Worker": (
+                "init_weight_transfer_engine",
+                "shutdown_weight_transfer_engine",
+                "start_weight_update",
+                "start_draft_weight_update",
+                "update_weights",
+                "finish_weight_update",
+                "reload_weights",
+            ),
         },
         "vllm/multimodal/processing/inputs.py": {
             "ProcessorInputs": ("get_mm_hashes", "mm_uuid_items")

@@ -26,7 +26,7 @@ import attrs
 
 from kvdock.errors import KvdockError
 from kvdock.generations import Generation
-from kvdock.identity import WeightsBy, locate_model, model_identity
+from kvdock.identity import WeightsBy, weights_in
 from kvdock_sglang.weight_updates import WEIGHTS
 
 if TYPE_CHECKING:
@@ -131,6 +131,4 @@ def _with_files(generation: Generation, path: str, weights: WeightsBy) -> Genera
     """Add what stands for the files that a version was loaded from, if it was."""
     if not path:
         return generation
-    place = locate_model(path)
-    found = model_identity(str(place), weights=weights) if place else path
-    return attrs.evolve(generation, weights=found)
+    return attrs.evolve(generation, weights=weights_in(path, weights))

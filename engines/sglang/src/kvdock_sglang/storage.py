@@ -29,13 +29,13 @@ from sglang.srt.mem_cache.hicache_storage import (
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
 from kvdock.events import GenerationOpened, LookupSkipped, current_request, stored_for
+from kvdock.former_generations import FormerGenerations
 from kvdock.generations import Generation, run_of
 from kvdock.hints import Hints, RequestHints, by_times
 from kvdock.pays import LIMIT
 from kvdock.resilience import run_within
 from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
-from kvdock_sglang.former_generations import FormerGenerations
 from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
@@ -101,7 +101,9 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         dock = Dock.for_engine(self.given.used, self.given)
         self._attachments = Attachments(dock, self.given, self.ranks)
         self._hinted = RequestPages(Hints(self.given.core, self._notify))
-        self._former = FormerGenerations(self.run, dock, self.given)
+        self._former = FormerGenerations(
+            self.run, self.given.own.kept_generations, dock, self.given
+        )
         self._weights = -1
         self._waiting: dict[str, object] = {}
         self._attached = False

@@ -59,14 +59,13 @@ class AdapterFiles:
         self._spoiled: set[str] = set()
         self._stopped = False
 
-    def stop(self, why: str) -> None:
-        """Identify no request any more: this engine may have other weights now."""
+    def stop(self) -> None:
+        """Identify no request: this engine may have other weights now."""
         self._stopped = True
-        self._log.warning(
-            why,
-            f"nothing is stored or restored any more: {why} may have replaced the "
-            "weights. Restart the engine to store again",
-        )
+
+    def go_on(self) -> None:
+        """Identify requests again: storage is that of the weights."""
+        self._stopped = False
 
     def begin(self, request_id: str, adapter: Any) -> None:  # noqa: ANN401 - vLLM's LoRARequest or None
         """Remember which adapter a request uses; vLLM loads it later, if ever."""

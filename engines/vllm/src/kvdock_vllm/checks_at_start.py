@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvdock import Dock
 from kvdock.errors import SettingsError
+from kvdock.generations import run_of
 from kvdock_vllm.engine_api import check_version
 from kvdock_vllm.identity import check_configuration
 from kvdock_vllm.named_media import keep_names_apart
@@ -102,4 +103,5 @@ def _check_settings(text: str) -> None:
     """Reject settings with which storage could not be attached, once a process."""
     check_version()
     given = collect(json.loads(text), lenient=True)
+    run_of(given.own.generations)
     Dock.for_engine(given.used, given)

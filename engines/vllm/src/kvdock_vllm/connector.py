@@ -24,9 +24,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
 
+from kvdock.events import GenerationOpened
 from kvdock.throttled_log import ThrottledLog
 from kvdock_vllm.adapters import AdapterFiles, watch_loads
 from kvdock_vllm.engine_api import check_version
+from kvdock_vllm.generations import Generations
 from kvdock_vllm.host_memory import HostMemory
 from kvdock_vllm.identity import Layers, identify, layers_of, layout_of_rows
 from kvdock_vllm.logs import show_in_vllms_log
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from kvdock_vllm.tier import KvdockTier
+    from kvdock_vllm.tier import KvdockTier, Opened
 
 log = logging.getLogger("kvdock.vllm")
 
@@ -124,7 +126,11 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
 
             identity = identify(vllm_config, kv_cache_config, settings.own)
             seen = watch_loads(EngineCore, connectors_of)
-            watch_weights(EngineCore, connectors_of)
+            watch_weights(
+                EngineCore,
+                lambda core: [one.generations for one in connectors_of(core)],
+            )
+            self.generations = Generations(self, settings, vllm_config)
             self._adapters = AdapterFiles(
                 ThrottledLog(), identity.adapters, loads_are_seen=seen
             )
@@ -172,11 +178,10 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         if self._never_restored:
             log.warning("%s", self._never_restored)
         try:
-            self._handover.tier.check_rows(
-                self.connector_scheduler, self._step_tokens()
-            )
-            self._handover.tier.open(self._handover.identity.with_layers(reports))
-            self._decide_on_loads(self._handover.tier)
+            self.tier.check_rows(self.connector_scheduler, self._step_tokens())
+            self.tier.open(self._handover.identity.with_layers(reports))
+            self._decide_on_loads(self.tier)
+            self._store_before_loads()
         except BaseException:
             # The engine ends, and its host memory with it.
             self.shutdown()
@@ -190,6 +195,9 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         self._memory = HostMemory(
             self._lookups, tier.row_count, self._patience_s, tier.attached.notify
         )
+
+    def _store_before_loads(self) -> None:
+        """Let loads that wait for the device make room for what is stored."""
         manager = self.connector_scheduler.manager
         prepare_store = manager.prepare_store
 
@@ -224,10 +232,25 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         """Read the files of an adapter, before vLLM does."""
         self._adapters.loading(adapter)
 
-    def weights_may_change(self, by: str) -> None:
+    @property
+    def tier(self) -> KvdockTier:
+        """What stands behind host memory."""
+        tier: KvdockTier = self._handover.tier
+        return tier
+
+    def turn_off(self) -> None:
         """Store and find nothing from now on, and forget what is in host memory."""
-        self._adapters.stop(by)
+        self._adapters.stop()
         self.reset_cache()
+        self.tier.forget_lookups()
+
+    def turn_on(self, opened: Opened, kind: str) -> None:
+        """Store and find the pages of another generation, private or of a run."""
+        self.tier.take(opened)
+        self.tier.forget_lookups()
+        self._decide_on_loads(self.tier)
+        self._adapters.go_on()
+        self.tier.attached.notify(GenerationOpened(kind=kind))
 
     def on_new_request(self, request: Request) -> None:
         """Identify adapter and tenant, do what vLLM does, then follow its hints."""
@@ -310,6 +333,8 @@ class KvdockConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM is not
         """Empty host memory, and forget who has which of its rows."""
         if self._memory is not None:
             self._memory.reset()
+        if self.connector_scheduler._current_batch_jobs_to_flush:  # noqa: SLF001 - vLLM asserts it
+            return True  # there was no step since the last time
         emptied: bool | None = super().reset_cache()
         return emptied
 

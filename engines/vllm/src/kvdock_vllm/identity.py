@@ -64,6 +64,7 @@ class Identity:
         adapters: What else decides about the pages of LoRA adapters.
         stages: Pipeline stages, which have layers of their own.
         process: Names this process among those of its deployment.
+        generation: Which weights they are since some were replaced, or "".
     """
 
     model: str
@@ -74,6 +75,7 @@ class Identity:
     groups: tuple[Group, ...]
     stages: int
     process: str
+    generation: str = ""
 
     def with_layers(self, reports: Iterable[Layers]) -> Identity:
         """Return it with what the workers report instead of what was asked for.
@@ -110,6 +112,7 @@ class Identity:
             draft_model=self.draft,
             salt=own.salt,
             page_format=json.dumps(self.page_format, sort_keys=True),
+            generation=self.generation,
         )
 
 
@@ -194,7 +197,6 @@ def check_configuration(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
     """
     _check_hash(read(config, "cache_config.prefix_caching_hash_algo"))
     _check_hosts(config)
-    _check_fixed_weights(config)
     if read(config, "model_config.is_encoder_decoder"):
         raise SettingsError(
             "vLLM supports no KV connector for models with an encoder and a decoder",
@@ -306,20 +308,6 @@ def _check_hosts(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
             f"the ranks of this engine are on {hosts} hosts, and the scheduler sees "
             "the host memory of its own alone",
             fix="Use one host for each replica (tensor and pipeline ranks together).",
-        )
-
-
-def _check_fixed_weights(config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
-    """Reject an engine whose weights are replaced while it runs.
-
-    A connector is not informed of it, and pages of the old weights would be found
-    by requests to the new ones.
-    """
-    if read(config, "weight_transfer_config") is not None:
-        raise SettingsError(
-            "this engine takes new weights at run time (weight_transfer_config), and "
-            "its stored pages would be found by requests to other weights",
-            fix="Start it without weight_transfer_config, or without this connector.",
         )
 
 

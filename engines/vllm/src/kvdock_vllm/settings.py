@@ -101,6 +101,17 @@ class AdapterSettings(EngineSettings):
         help="How weights in a folder are known: whole, their content; headers, the "
         "header, size and time of each safetensors file, which a copy does not have.",
     )
+    generations: str = option(
+        "private",
+        help="Whose pages are found after weights were replaced at run time: "
+        "private, this engine's alone; run:NAME, those of all engines of that run "
+        "with the same weight_version.",
+    )
+    kept_generations: int = count(
+        1,
+        help="Earlier versions of the run whose pages stay, once no engine has "
+        "them open.",
+    )
     offload_prompt_only: bool = option(
         False, help="Store pages of prompts, and not those of answers."
     )

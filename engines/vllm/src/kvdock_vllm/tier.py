@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvdock.vllm")
 
+Opened = tuple[Attachment, Mapping[int, str]]
+"""Storage, and each group's pool name by the group's number."""
+
 _LOOK_S = 0.01
 """Seconds after which jobs are looked at although none is known to have ended."""
 
@@ -104,6 +107,12 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not install
         """Return which pages are stored."""
         return self._tier.stored(keys, req_context)
 
+    def forget(self) -> None:
+        """Let no answer count that was asked for before."""
+        self._lookup_state.clear()
+        self._req_keys.clear()
+        self._lookup_batch.clear()
+
 
 class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     """A secondary tier of vLLM's offloading that keeps pages in kvdock's backends.
@@ -141,9 +150,9 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         self._limits: dict[str, LoadLimit] = {}
         self._cut: dict[str, set[OffloadKey]] = {}
         self._events: StoredKeys | None = None
-        self._homes = PageHomes(self._core.page_events)
         self._lookups = _Lookups(self)
         self._attachment: Attachment | None = None
+        self._closed = False
         handover.tier = self
 
     @property
@@ -166,10 +175,28 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
             KvdockError: As `attach` does.
         """
         self._identity = identity
-        attachment, names = attach(
-            self._handover, identity, self._spec, self._rows, self._deltas
-        )
-        self._attachment = attachment
+        self.take(self._attach(identity))
+
+    def next_generation(self, generation: str) -> Opened:
+        """Close storage, and return it attached in another generation.
+
+        Called on any thread, while vLLM has no job.
+
+        Raises:
+            KvdockError: As `attach` does, or if a call may still touch host memory;
+                nothing is stored and found then.
+        """
+        self._close()
+        return self._attach(attrs.evolve(self._identity, generation=generation))
+
+    def _attach(self, identity: Identity) -> Opened:
+        return attach(self._handover, identity, self._spec, self._rows, self._deltas)
+
+    def take(self, opened: Opened) -> None:
+        """Store and find pages in what was attached, from now on."""
+        self._attachment, names = attachment, _ = opened
+        self._closed = False
+        self._homes = PageHomes(self._core.page_events)
         self._hints = Hints(self._core, attachment.notify)
         self._transfers = TransferManager(attachment)
         self._names = {
@@ -282,6 +309,11 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
+
+    def forget_lookups(self) -> None:
+        """Look for every page again: the weights are other ones."""
+        self._lookups.forget()
+        self._cut.clear()
 
     def load_seconds(
         self,
@@ -414,7 +446,7 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Yield which pages storage has, or has no longer, since the last call."""
-        if self._events is None:
+        if self._events is None or self._closed:
             return
         for event in self.attached.take_page_events():
             tiers = self._tiers[event.pool]
@@ -476,11 +508,14 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
                 it.
         """
         self._lookups.shutdown()
-        attachment, self._attachment = self._attachment, None
-        if attachment is None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._attachment is None or self._closed:
             return
+        self._closed = True
         self._hints.close()
-        tables = [pool.leases for pool in attachment.pools_by_name.values()]
+        tables = [pool.leases for pool in self._attachment.pools_by_name.values()]
         self._transfers.close()
         held = sum(table.leased_pages for table in tables)
         if held:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
@@ -147,8 +148,12 @@ class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]  # same
 
 
 def register() -> None:
-    """Take the place of vLLM's own in the registry of this process."""
+    """Add what a CPU lacks to the registries of this process."""
     OffloadingSpecFactory._registry["TieringOffloadingSpec"] = lambda: CpuTieringSpec
+    WeightTransferEngineFactory._registry.pop("folder", None)
+    WeightTransferEngineFactory.register_engine(
+        "folder", "kvdock_vllm_folder", "FromFolder"
+    )
 
 
 __all__ = ["CpuCopies", "CpuTieringSpec", "register"]

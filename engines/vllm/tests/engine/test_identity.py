@@ -476,12 +476,20 @@ def test_ranks_on_several_hosts_are_rejected(config: Any, plan: Any) -> None:
         identify(config, plan, OWN)
 
 
-def test_weights_that_are_replaced_at_run_time_are_rejected(
-    config: Any, plan: Any
-) -> None:
-    put(config, "weight_transfer_config", SimpleNamespace(backend="nccl"))
-    with pytest.raises(SettingsError, match="weight_transfer_config"):
-        identify(config, plan, OWN)
+def test_the_way_that_weights_are_replaced_counts(config: Any, plan: Any) -> None:
+    from vllm.config import WeightTransferConfig
+
+    before = identify(config, plan, OWN).page_format
+    put(config, "weight_transfer_config", WeightTransferConfig(backend="nccl"))
+    after = identify(config, plan, OWN).page_format
+    assert after != before
+    put(config, "weight_transfer_config", WeightTransferConfig(backend="ipc"))
+    assert identify(config, plan, OWN).page_format != after
+
+
+def test_a_generation_is_a_part_of_the_namespace() -> None:
+    other = attrs.evolve(identity(), generation="7")
+    assert other.namespace(OWN) != identity().namespace(OWN)
 
 
 def test_overrides_that_are_a_function_are_rejected(config: Any, plan: Any) -> None:

@@ -97,6 +97,70 @@ def test_bytes_that_a_group_does_not_own_are_neither_stored_nor_loaded(
         assert not path.is_file() or b"secret" not in path.read_bytes()
 
 
+def test_each_generation_has_its_own_pages_and_no_answer_of_another(rig: Rig) -> None:
+    tier, keys = rig.tier, rig.keys(count=1)
+
+    def go_on(generation: str) -> None:
+        tier.take(tier.next_generation(generation))
+        tier.forget_lookups()
+
+    old = fill(rig, [0])
+    rig.store(keys, [0])
+    assert rig.lookup(keys) == ["HIT"]
+    go_on("7")
+    # By the request that was told of them before.
+    assert rig.lookup(keys) == ["MISS"]
+    assert not rig.load(keys, [1]).success
+    new = fill(rig, [2], seed=2)
+    assert rig.store(keys, [2]).success
+    go_on("")
+    assert rig.load(keys, [3]).success
+    go_on("7")
+    assert rig.lookup(keys) == ["HIT"]
+    assert rig.load(keys, [4]).success
+    assert (rig.rows[3] == old[0]).all()
+    assert (rig.rows[4] == new[0]).all()
+
+
+def test_a_generation_that_cannot_be_opened_leaves_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = open_rig({**storage(tmp_path / "kv"), "enable_kv_events": True})
+    tier, keys = rig.tier, rig.keys(count=1)
+
+    def fails(*_: object) -> None:
+        raise KvdockError("no room")
+
+    monkeypatch.setattr("kvdock_vllm.tier.attach", fails)
+    tier._adapters.stop()
+    with pytest.raises(KvdockError, match="no room"):
+        tier.next_generation("7")
+    tier.forget_lookups()
+    assert rig.lookup(keys) == ["MISS"]
+    assert not rig.store(keys, [0]).success
+    assert list(tier.take_events()) == []
+    for _ in range(2):
+        tier.shutdown()
+
+
+def test_an_answer_that_comes_after_its_lookup_was_forgotten_does_not_count(
+    rig: Rig,
+) -> None:
+    keys, context = rig.keys(count=1), ReqContext(req_id="r")
+    fill(rig, [0])
+    rig.store(keys, [0])
+    assert rig.tier.lookup(keys[0], context).name == "RETRY"
+    rig.tier.on_schedule_end(SimpleNamespace())  # it is asked now
+    end_s = time.monotonic() + 60
+    while rig.tier._lookups._pending_results.empty():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+    opened = rig.tier.next_generation("7")
+    rig.tier.take(opened)
+    rig.tier.forget_lookups()
+    assert rig.lookup(keys) == ["MISS"]
+
+
 def test_pages_of_one_adapter_are_not_those_of_another(
     rig: Rig, tmp_path: Path
 ) -> None:

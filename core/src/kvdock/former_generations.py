@@ -16,19 +16,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvdock import Dock
+    from kvdock.config import EngineConfiguration
     from kvdock.stores import Store
-    from kvdock_sglang.settings import Configuration
 
-log = logging.getLogger("kvdock.sglang")
+log = logging.getLogger("kvdock.generations")
 
 
 @attrs.define(eq=False)
 class FormerGenerations:
-    """Deletes from the stores of an engine what only earlier weights could use."""
+    """Deletes from the stores of an engine what only earlier weights could use.
+
+    Args:
+        run: The run of the engine, or "".
+        kept: Earlier versions of it that stay.
+    """
 
     run: str
+    kept: int
     dock: Dock
-    given: Configuration
+    given: EngineConfiguration[Any]
     _thread: DaemonThreads = attrs.field(
         init=False, factory=lambda: DaemonThreads(1, "kvdock-generations")
     )
@@ -40,7 +46,7 @@ class FormerGenerations:
     def _delete(self) -> None:
         for store in self._stores():
             try:
-                freed = delete_former(store, self.run, self.given.own.kept_generations)
+                freed = delete_former(store, self.run, self.kept)
             except KvdockError as error:
                 log.warning("former generations stay: %s", error)
             else:
