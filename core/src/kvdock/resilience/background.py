@@ -102,7 +102,9 @@ class BackgroundTasks:
         if self._executor.exhausted:
             # Calls would stay rejected even after a successful probe.
             self._hangs(operation, "calls", self._executor.abandoned)
-        elif not self._executor.spawn(quota, lambda: self._run_probe(probe, operation)):
+        elif not self._executor.spawn(
+            quota, lambda _: self._run_probe(probe, operation)
+        ):
             self._hangs(operation, "probes", quota.taken)
 
     def _hangs(self, operation: Operation, what: str, count: int) -> None:
@@ -164,7 +166,7 @@ class BackgroundTasks:
             return
         batch = Batch(Operation.DELETE, delete.keys, deadline_s=deadline_s, pool=pool)
         if not self._executor.spawn(
-            self._delete_quota, lambda: self._run_delete(delete, handle, batch)
+            self._delete_quota, lambda _: self._run_delete(delete, handle, batch)
         ):
             self.pending_deletes.finish(delete)
             breaker.record_ignored()
@@ -228,7 +230,7 @@ class BackgroundTasks:
         if not self._touches.add(handle, pages, keys):
             return False
         # One that runs takes what has come meanwhile.
-        self._executor.spawn(self._touch_quota, self._run_touches)
+        self._executor.spawn(self._touch_quota, lambda _: self._run_touches())
         return True
 
     def _run_touches(self) -> None:
@@ -256,7 +258,7 @@ class BackgroundTasks:
         if self._closed or self._executor.guard.forked:
             return
 
-        def poll() -> None:
+        def poll(_: object) -> None:
             try:
                 report(handle.removed(limit))
             except Exception as error:  # noqa: BLE001 - plugin code
@@ -273,7 +275,7 @@ class BackgroundTasks:
         self._poll_at_s = math.inf
         whole = all(one.state is BreakerState.CLOSED for one in self._breakers.values())
         if not whole or not self._executor.spawn(
-            self._poll_quota, lambda: self._run_poll(handle)
+            self._poll_quota, lambda _: self._run_poll(handle)
         ):
             self._schedule_poll()
 

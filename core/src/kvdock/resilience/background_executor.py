@@ -22,7 +22,7 @@ import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.resilience.executor import Job
-from kvdock.resilience.workers import Workers
+from kvdock.resilience.workers import CallRejected, Workers
 from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class BackgroundExecutor:
         """Have a worker run tasks as one job; with the lock held."""
         try:
             inbox = self._workers.take()
-        except RuntimeError as error:  # a limit of the system
+        except CallRejected as error:
             log.warning("%s: %s", self._name, error)
             return False
         self._running += 1

@@ -44,14 +44,9 @@ from kvdock.pays.curves import LoadMeter
 from kvdock.pays.policy import LIMIT
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
-from kvdock.resilience.executor import (
-    Abandoned,
-    CallRejected,
-    DeadlineExecutor,
-    Job,
-    WorkerExit,
-)
+from kvdock.resilience.executor import Abandoned, DeadlineExecutor, Job, WorkerExit
 from kvdock.resilience.negative_cache import NegativeCache
+from kvdock.resilience.workers import CallRejected
 from kvdock.synchronization import new_condition, remaining_s
 from kvdock.throttled_log import ThrottledLog, describe_error
 
