@@ -204,6 +204,7 @@ class BackendChannel:
             self.executor,
             self.breakers,
             self._log,
+            self.call,
             self.notify if self._listeners else None,
         )
 
