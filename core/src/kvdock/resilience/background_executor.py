@@ -23,7 +23,13 @@ import numpy as np
 from kvdock.batch import Outcome
 from kvdock.resilience.executor import Job
 from kvdock.resilience.workers import CallRejected, Workers
-from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
+from kvdock.synchronization import (
+    ProcessGuard,
+    held_lock,
+    new_condition,
+    remaining_s,
+    wait_for_release,
+)
 
 if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray
@@ -43,14 +49,20 @@ class DeadlineFuture:
 
     Args:
         deadline_s: On `time.monotonic()`'s clock.
-        lock: Guards what it knows.
     """
 
-    def __init__(self, deadline_s: float, lock: threading.Lock) -> None:
+    def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
-        self._lock = lock
+        self.on_rejected: Callable[[OutcomeArray], None] | None = None
+        """Called with the outcomes if it ends without having run."""
+        self.on_ended: Callable[[], None] = _nothing
+        """Called once its outcomes are known, with its lock held."""
+        self._lock = threading.Lock()
+        # Held until the end: waiting for a lock costs a tenth of an event.
+        self._over = held_lock()
         self._running = False
         self._outcomes: OutcomeArray | None = None
+        self._began_s = self._ended_s = time.monotonic()
 
     @property
     def ended(self) -> bool:
@@ -71,16 +83,27 @@ class DeadlineFuture:
         raise NotImplementedError
 
     def finish(self, outcomes: OutcomeArray) -> None:
-        """End with the outcomes."""
-        raise NotImplementedError
+        """End with the outcomes, uint8 (n,)."""
+        with self._lock:
+            self._end(outcomes)
 
     def reject(self, outcome: Outcome) -> None:
         """End with one outcome for all of it, unless it runs."""
-        raise NotImplementedError
+        rejected = np.full(len(self), outcome, np.uint8)
+        with self._lock:
+            # What runs may still copy into its pages.
+            if self._running or self._outcomes is not None:
+                return
+            self._end(rejected)
+        if self.on_rejected is not None:
+            self.on_rejected(rejected)
 
-    def _wait_until(self, until_s: float) -> None:
-        """Wait for the outcomes until then."""
-        raise NotImplementedError
+    def _end(self, outcomes: OutcomeArray) -> None:
+        """End with the outcomes; with the lock held."""
+        self._ended_s = time.monotonic()
+        self._outcomes = outcomes
+        self.on_ended()
+        self._over.release()
 
     def _wait_ended(self, end_s: float) -> bool:
         """Wait until it has ended; return whether it has."""
@@ -88,8 +111,13 @@ class DeadlineFuture:
             if time.monotonic() >= end_s:
                 return False
             # Until its deadline it may still wait for a worker.
-            self._wait_until(end_s if self._running else min(end_s, self.deadline_s))
+            until_s = end_s if self._running else min(end_s, self.deadline_s)
+            wait_for_release(self._over, until_s)
         return True
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 Futures = list[DeadlineFuture]
