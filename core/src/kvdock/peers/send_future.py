@@ -37,7 +37,7 @@ class SendFuture(DeadlineFuture):
         deadline_s: float,
         keys: MessageKeys | None = None,
     ) -> None:
-        super().__init__(deadline_s)
+        super().__init__(len(pools), deadline_s)
         self.ticket = ticket
         self._keys = keys
         self.pools = pools
@@ -48,10 +48,6 @@ class SendFuture(DeadlineFuture):
         self._silent = held_lock()
         self._leases: list[Lease] = []
         self._digests: dict[str, UInt64Array] = {}
-
-    def __len__(self) -> int:
-        """Return the number of pools."""
-        return len(self.pools)
 
     @property
     def quiet(self) -> bool:

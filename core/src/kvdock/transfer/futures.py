@@ -37,15 +37,11 @@ class TransferFuture(DeadlineFuture):
         self.operation = operation
         self.pool = pool
         self.pages = pages
-        super().__init__(deadline_s)
+        super().__init__(len(pages), deadline_s)
         self._held = held
         self._leases = leases
         self.hashes: list[str] = []
-        """Of a load, those of its pages."""
-
-    def __len__(self) -> int:
-        """Return the number of pages."""
-        return len(self.pages)
+        """Those of its pages."""
 
     @property
     def done(self) -> bool:
