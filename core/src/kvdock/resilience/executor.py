@@ -117,7 +117,7 @@ class Job:
     Attributes:
         executor: Has counted it as under way; None if none has.
         quota: Counts it, as no caller waits for it; None where one does.
-        result: What its work returned.
+        result: What its work returned; before its end, the latest part of it.
         error: What it raised; `CallRejected` if it was never begun, `WorkerExit` for
             what would end a thread.
         begun: Whether its work has begun.
@@ -334,7 +334,7 @@ class DeadlineExecutor:
             closes: Whether it is a step of closing, which is never rejected.
 
         Returns:
-            The job: ended, rejected, or abandoned.
+            The job, with the result of this work: ended, rejected, or abandoned.
 
         Raises:
             Abandoned: If a job that was given was abandoned meanwhile.
@@ -365,7 +365,7 @@ class DeadlineExecutor:
     def _host(self, job: Job, work: Work, deadline_s: float) -> Job:
         """Do work that belongs to a job, on its thread."""
         if job.executor is self:
-            work(job)
+            job.result = work(job)
             return job
         job.error, job.watch = None, self._watch
         try:
@@ -374,7 +374,7 @@ class DeadlineExecutor:
             job.error = error
             return job
         try:
-            work(job)
+            job.result = work(job)
         finally:
             job.executor = job.watch = None
             self._count_answered(job)
