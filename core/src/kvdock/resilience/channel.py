@@ -213,11 +213,6 @@ class BackendChannel:
         """Abandoned calls and background tasks that have not ended."""
         return self.executor.abandoned
 
-    @property
-    def threads(self) -> int:
-        """Threads of this channel that are alive."""
-        return self.executor.threads
-
     def notify(self, event: Event) -> None:
         """Notify observers; log and swallow their exceptions."""
         self._tell(self._listeners, event)
