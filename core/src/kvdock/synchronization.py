@@ -45,6 +45,19 @@ def new_condition() -> tuple[threading.Lock, QuietCondition]:
     return lock, QuietCondition(lock)
 
 
+def held_lock() -> threading.Lock:
+    """Return a lock that is held until something has happened."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+def wait_for_release(lock: threading.Lock, until_s: float) -> None:
+    """Wait until a lock is released, or until then, on `time.monotonic()`'s clock."""
+    if lock.acquire(timeout=remaining_s(until_s)):
+        lock.release()
+
+
 class QuietCondition(threading.Condition):
     """A condition that knows whether a thread waits, which is nearly never so.
 

@@ -370,7 +370,7 @@ def test_a_defect_while_hints_are_applied_ends_no_thread(
     for one in (broken, pool):
         service.apply(hints, [pages_of(one, hashes(2))], [], nothing)
     until(lambda: len(pool.asked) == 1)
-    assert "hints of a request were not applied" in caplog.text
+    assert "kvdock-hints: a task failed" in caplog.text
     service.close()
 
 

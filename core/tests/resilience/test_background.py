@@ -365,28 +365,20 @@ def soon(seconds: float = 10.0) -> float:
 
 def test_a_key_is_dropped_by_one_deletion_at_a_time() -> None:
     pending_deletes = PendingDeletes()
-    first = pending_deletes.start(["a", "b"], soon())
-    second = pending_deletes.start(["b", "c"], soon())
-    assert first is not None
-    assert first.keys == ("a", "b")
-    assert second is not None
-    assert second.keys == ("c",)
-    assert pending_deletes.start(["a", "c"], soon()) is None
+    first = pending_deletes.start(["a", "b"])
+    second = pending_deletes.start(["b", "c"])
+    assert (first, second) == (("a", "b"), ("c",))
+    assert pending_deletes.start(["a", "c"]) == ()
     assert pending_deletes.pending(["c", "x", "a"]).tolist() == [True, False, True]
-    assert pending_deletes.finish(first)
+    pending_deletes.finish(first)
     assert pending_deletes.pending(["c", "x", "a"]).tolist() == [True, False, False]
-    assert pending_deletes.finish(second)
+    pending_deletes.finish(second)
     assert not pending_deletes.by_key
 
 
 def test_who_waits_goes_on_once_his_keys_are_gone() -> None:
     pending_deletes = PendingDeletes()
-    mine, other = (
-        pending_deletes.start(["a"], soon()),
-        pending_deletes.start(["b"], soon()),
-    )
-    assert mine is not None
-    assert other is not None
+    mine, _ = pending_deletes.start(["a"]), pending_deletes.start(["b"])
     ending = threading.Timer(0.05, pending_deletes.finish, (mine,))
     ending.start()
     pending_deletes.wait(["a"], soon(5))
@@ -394,23 +386,31 @@ def test_who_waits_goes_on_once_his_keys_are_gone() -> None:
     ending.join()
 
 
-def test_a_deletion_that_hangs_is_given_up_and_told_of_once() -> None:
-    pending_deletes = PendingDeletes()
-    hung = pending_deletes.start(["a"], soon(0.05))
-    assert pending_deletes.expired() == []
-    pending_deletes.wait(["a"], soon(5))
-    assert not pending_deletes.pending(["a"]).any()
-    assert pending_deletes.expired() == [hung]
-    assert pending_deletes.expired() == []
-    assert hung is not None
-    assert not pending_deletes.finish(hung)
-
-
 def test_the_late_end_of_a_deletion_does_not_end_the_next_one() -> None:
     pending_deletes = PendingDeletes()
-    hung = pending_deletes.start(["a", "b"], soon(-1))
-    again = pending_deletes.start(["a"], soon())
-    assert hung is not None
-    assert again is not None
-    assert pending_deletes.finish(hung)
+    hung = pending_deletes.start(["a", "b"])
+    pending_deletes.finish(hung)
+    assert pending_deletes.start(["a"]) == ("a",)
+    pending_deletes.finish(hung)
     assert pending_deletes.pending(["a", "b"]).tolist() == [True, False]
+
+
+def test_a_deletion_that_hangs_opens_its_breaker_at_its_deadline(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    outage.operations = (Operation.DELETE,)
+    core = hasty("delete", breaker={"abandoned_calls": 1, "backoff": "10 s"})
+    engine = Engine(core=core)
+    with engine.attachment as cache, caplog.at_level(logging.WARNING):
+        names = stored(engine)
+        engine.shelf.trouble = outage
+        attached = cache["kv"]
+        background = attached.channel.background
+        background.delete_corrupt(attached.handle, "kv", attached.keys(names))
+        until(lambda: cache.breakers()["shelf"][Operation.DELETE] == "open")
+        until(lambda: not background.pending_deletes.by_key)
+        assert "delete of 4 keys of pool kv passed its deadline" in caplog.text
+        assert attached.channel.abandoned_calls == 1
+        outage.over.set()
+        assert cache.wait_idle(60)
+        assert attached.channel.abandoned_calls == 0

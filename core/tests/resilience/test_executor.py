@@ -15,13 +15,12 @@ from stalls import timed
 
 from kvdock.resilience.executor import (
     Abandoned,
-    CallRejected,
     ConcurrencyQuota,
     DeadlineExecutor,
     Job,
     WorkerExit,
 )
-from kvdock.resilience.workers import Inbox, Workers
+from kvdock.resilience.workers import CallRejected, Inbox, Workers
 
 
 def soon(seconds: float = 5.0) -> float:
@@ -147,7 +146,7 @@ def test_background_tasks_of_one_kind_take_no_quota_from_others() -> None:
     executor = DeadlineExecutor("t", 1, 1)
     go_on = threading.Event()
     for quota in (ConcurrencyQuota(2), ConcurrencyQuota(2)):
-        started = [executor.spawn(quota, lambda: go_on.wait(60)) for _ in range(4)]
+        started = [executor.spawn(quota, lambda _: go_on.wait(60)) for _ in range(4)]
         assert started == [True, True, False, False]
     assert executor.abandoned == 4
     assert not executor.at_capacity
@@ -179,7 +178,7 @@ def test_who_listens_hears_of_every_call_left_behind_and_of_its_end() -> None:
     executor = DeadlineExecutor("t", 1, 2, lambda: counts.append(executor.abandoned))
     go_on = threading.Event()
     leave_behind(executor, go_on, 1)
-    executor.spawn(ConcurrencyQuota(1), lambda: go_on.wait(60))
+    executor.spawn(ConcurrencyQuota(1), lambda _: go_on.wait(60))
     assert counts[-2:] == [1, 2]  # one may be given up before it begins
     go_on.set()
     assert executor.wait_idle(soon())
@@ -283,7 +282,7 @@ def test_a_thread_that_cannot_be_started_is_not_booked(
             ran = executor.run(lambda: 1, soon())
             assert rejected(ran)
             assert "can't start" in str(ran.error)
-            assert not executor.spawn(ConcurrencyQuota(1), lambda: None)
+            assert not executor.spawn(ConcurrencyQuota(1), lambda _: None)
     assert executor.run(lambda: 1, soon()).result == 1
     assert executor.shutdown(soon(), lambda: None)
 
@@ -498,16 +497,39 @@ def test_a_call_that_goes_on_is_watched_although_its_executor_is_shut_down() -> 
     executor = DeadlineExecutor("t", 2, 2)
     slow = Hosted(executor)  # which seems late, and prepares its batch
     slow.begin()
-    until(lambda: not executor._hosted)
+    until(lambda: slow.job.until_s == -math.inf)
     until(lambda: executor.threads == 2)
     assert not executor.shutdown(soon(0), lambda: None)
-    until(lambda: executor.threads == 1)  # the watcher had nothing to watch
     slow.go_on.set()
     try:
         until(lambda: slow.lost == [True])
     finally:
         slow.end()
     assert executor.wait_idle(soon())
+    until(lambda: executor.threads == 0)
+
+
+def test_the_watcher_ends_with_a_job_that_seemed_late_when_its_executor_closed() -> (
+    None
+):
+    executor, begun, go_on = (
+        DeadlineExecutor("t", 2, 2),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def prepare(_: Job) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    job = Job(lambda job: executor.work(prepare, soon(), job), soon(0.01))
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    assert begun.wait(60)
+    until(lambda: job.until_s == -math.inf)
+    assert not executor.shutdown(soon(0), lambda: None)
+    go_on.set()
+    thread.join(60)
     until(lambda: executor.threads == 0)
 
 

@@ -250,7 +250,7 @@ def test_a_defect_ends_a_transfer_with_errors_and_not_its_worker(
             future = manager.read("kv", names, range(2))
             assert future.wait(60)
         assert future.outcomes.tolist() == [Outcome.ERROR] * 2
-        assert "a transfer in the background failed" in caplog.text
+        assert "kvdock-read: a task failed" in caplog.text
         again = manager.read("kv", names, range(2))
         assert again.wait(60)
         assert not again.outcomes.any()

@@ -53,7 +53,7 @@ def test_the_pools_of_a_call_are_moved_on_one_thread_in_their_order() -> None:
         seen.clear()
         assert cache.exists(names).best == 3
         assert {thread for _, thread in seen} == {"kvdock-shelf-0"}
-        assert cache["kv"].channel.threads == 1
+        assert cache["kv"].channel.executor.threads == 1
 
 
 class Told:

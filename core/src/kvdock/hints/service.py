@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -13,11 +11,10 @@ import attrs
 import numpy as np
 
 from kvdock.batch import Operation
-from kvdock.daemon_threads import DaemonThreads
 from kvdock.events import HintAnswered, requested_by
 from kvdock.hints.envelope import RequestHints, read_envelope
+from kvdock.resilience.background_executor import BackgroundExecutor, DeadlineFuture
 from kvdock.retention import Retention, RetentionAnswer
-from kvdock.synchronization import ProcessGuard
 
 if TYPE_CHECKING:
     from kvdock.arrays import Int64Array, OutcomeArray
@@ -25,9 +22,7 @@ if TYPE_CHECKING:
     from kvdock.hints.envelope import Hint
     from kvdock.transfer.attached_pool import AttachedPool
 
-log = logging.getLogger("kvdock")
-
-_MOST_WAITING = 64
+_MOST_WAITING = 63
 """Requests whose hints wait to be applied to stored pages."""
 _WORDS = MappingProxyType({int(one): one.name.lower() for one in RetentionAnswer})
 
@@ -61,11 +56,7 @@ class Hints:
     ) -> None:
         self._core = core
         self._notify = notify
-        self._thread = DaemonThreads(1, "kvdock-hints")
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self._closed = False
-        self._guard = ProcessGuard()
+        self._requests = BackgroundExecutor("kvdock-hints", 1, _MOST_WAITING)
 
     def read(self, request: str, given: object) -> RequestHints:
         """Read the envelope of a request, and count each of its actions."""
@@ -89,36 +80,24 @@ class Hints:
         """
         if not hints.hints:
             return
-        with self._lock:
-            full = self._waiting >= _MOST_WAITING or self._closed or self._guard.forked
-            self._waiting += not full
-        if full:
+
+        def drop(_: OutcomeArray) -> None:
             for hint in hints.hints:
                 self._answer(hints.request, *hint.name, "dropped")
-            return
 
-        def work() -> None:
-            try:
-                with requested_by(hints.request):
-                    for hint in hints.hints:
-                        if hint.times:
-                            self._retain(hints, hint, pages)
-                        else:
-                            named = hint.hashes or hashes_of(hint.tokens)
-                            self._prefetch(hints, hint, pools, named)
-            except Exception:
-                # A defect of ours, or a closed attachment: the request goes on.
-                log.exception("hints of a request were not applied")
-            finally:
-                with self._lock:
-                    self._waiting -= 1
+        def work(*_: object) -> OutcomeArray:
+            with requested_by(hints.request):
+                for hint in hints.hints:
+                    if hint.times:
+                        self._retain(hints, hint, pages)
+                    else:
+                        named = hint.hashes or hashes_of(hint.tokens)
+                        self._prefetch(hints, hint, pools, named)
+            return np.zeros(0, np.uint8)
 
-        try:
-            self._thread.submit(work)
-        except RuntimeError as error:  # a limit of the system
-            log.warning("hints are not applied: %s", error)
-            with self._lock:
-                self._waiting -= 1
+        future = DeadlineFuture(0)
+        future.on_rejected = drop
+        self._requests.submit(future, work)
 
     def _retain(
         self, hints: RequestHints, hint: Hint, pages: Sequence[PagesOfPool]
@@ -175,9 +154,7 @@ class Hints:
 
     def close(self) -> None:
         """Apply no further hints; the one that is applied ends by its deadline."""
-        with self._lock:
-            self._closed = True
-        self._thread.close(wait=False)
+        self._requests.close()
 
 
 def _counts(answers: OutcomeArray) -> dict[str, int]:

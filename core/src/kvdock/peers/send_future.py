@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.errors import KvdockError
 from kvdock.peers.messages import Completion
 from kvdock.resilience.background_executor import DeadlineFuture
-from kvdock.synchronization import MAX_WAIT_S, new_condition, remaining_s
+from kvdock.synchronization import MAX_WAIT_S, held_lock, wait_for_release
 
 if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray, UInt64Array
@@ -39,8 +37,7 @@ class SendFuture(DeadlineFuture):
         deadline_s: float,
         keys: MessageKeys | None = None,
     ) -> None:
-        lock, self._changed = new_condition()
-        super().__init__(deadline_s, lock)
+        super().__init__(len(pools), deadline_s)
         self.ticket = ticket
         self._keys = keys
         self.pools = pools
@@ -48,12 +45,9 @@ class SendFuture(DeadlineFuture):
         # Calls that may still read pages here and write there; the run is one.
         self._touching = 1
         self._quiet = False
+        self._silent = held_lock()
         self._leases: list[Lease] = []
         self._digests: dict[str, UInt64Array] = {}
-
-    def __len__(self) -> int:
-        """Return the number of pools."""
-        return len(self.pools)
 
     @property
     def quiet(self) -> bool:
@@ -112,9 +106,7 @@ class SendFuture(DeadlineFuture):
         """
         with self._lock:
             self._aborted = self._aborted or self._outcomes is None
-            running = self._running
-        if not running:
-            self.reject(Outcome.REFUSED)
+        self.reject(Outcome.REFUSED)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it has ended; return whether it has."""
@@ -125,54 +117,27 @@ class SendFuture(DeadlineFuture):
         end_s = time.monotonic() + min(timeout_s, MAX_WAIT_S)
         if not self.wait(timeout_s):
             return False
-        self._wait_for(lambda: self._quiet, end_s)
+        wait_for_release(self._silent, end_s)
         return self.quiet
 
-    def _wait_until(self, until_s: float) -> None:
-        self._wait_for(lambda: self._outcomes is not None, until_s)
-
-    def _wait_for(self, done: Callable[[], bool], until_s: float) -> None:
-        with self._lock:
-            self._changed.wait_for(done, remaining_s(until_s))
-
-    def finish(self, outcomes: OutcomeArray) -> None:
-        """End the run with an outcome for each pool."""
-        self._leave(outcomes)
-
-    def reject(self, outcome: Outcome) -> None:
-        """End with one outcome for every pool, unless it runs."""
-        with self._lock:
-            if self._running or self._outcomes is not None:
-                return
-            # Nothing was leased, and no call was made.
-            self._outcomes = np.full(len(self), outcome, np.uint8)
-            self._touching = 0
-            self._become_quiet()
-
-    def _leave(self, outcomes: OutcomeArray | None) -> None:
-        """End a call or the run; the outcomes are seen with what they mean.
+    def _end(self, outcomes: OutcomeArray) -> None:
+        """End the run; the outcomes are seen with what they mean.
 
         A run that leaves nothing behind is quiet in the moment in which its
         outcomes can be seen: a completion of them says so.
         """
-        with self._lock:
-            self._touching -= 1
-            if self._touching:
-                if outcomes is not None:
-                    self._outcomes = outcomes
-                    self._changed.notify_all()
-                return
-        # Before it is quiet: its pages are free as soon as that is seen.
-        for lease in self._leases:
-            lease.end()
-        with self._lock:
-            if outcomes is not None:
-                self._outcomes = outcomes
-            self._become_quiet()
+        self._leave()
+        super()._end(outcomes)
 
-    def _become_quiet(self) -> None:
-        self._quiet = True
-        self._changed.notify_all()
+    def _leave(self) -> None:
+        """End a call or the run; with the lock held."""
+        self._touching -= 1
+        if not self._touching:
+            # Before it is quiet: its pages are free as soon as that is seen.
+            for lease in self._leases:
+                lease.end()
+            self._quiet = True
+            self._silent.release()
 
 
 class RunningSend(SendFuture):
@@ -193,4 +158,5 @@ class RunningSend(SendFuture):
 
     def leave(self) -> None:
         """End one call; the last one frees the pages."""
-        self._leave(None)
+        with self._lock:
+            self._leave()

@@ -154,7 +154,7 @@ class Sender:
         deadline_s = min(deadline_s, ticket.expires_s)
         future = RunningSend(ticket, tuple(ticket.pools), deadline_s, self._keys)
         self._submit(
-            ticket.epoch.process, future, lambda _: self._run(future, offers, own)
+            ticket.epoch.process, future, lambda *_: self._run(future, offers, own)
         )
         return future
 

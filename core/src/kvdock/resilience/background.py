@@ -10,7 +10,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from kvdock.arrays import BoolArray
     from kvdock.config.core import CoreSettings
     from kvdock.plugin.backend import Backend
-    from kvdock.plugin.store import WholeStore
-    from kvdock.resilience.executor import DeadlineExecutor
+    from kvdock.plugin.store import PoolStore, WholeStore
+    from kvdock.resilience.executor import DeadlineExecutor, Job
 
 
 BACKEND_FAILURES = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.ERROR)
@@ -53,6 +55,7 @@ class BackgroundTasks:
         executor: DeadlineExecutor,
         breakers: Mapping[Operation, CircuitBreaker],
         throttled: ThrottledLog,
+        call: Callable[[PoolStore, Batch, Job], object],
         notify: Callable[[Event], None] | None,
     ) -> None:
         self.pending_deletes = PendingDeletes()
@@ -62,6 +65,7 @@ class BackgroundTasks:
         self._executor = executor
         self._breakers = breakers
         self._log = throttled
+        self._call = call
         self._notify = notify
         self._closed = False
         self._probe: Callable[[Operation, float], BatchResult] | None = None
@@ -102,7 +106,9 @@ class BackgroundTasks:
         if self._executor.exhausted:
             # Calls would stay rejected even after a successful probe.
             self._hangs(operation, "calls", self._executor.abandoned)
-        elif not self._executor.spawn(quota, lambda: self._run_probe(probe, operation)):
+        elif not self._executor.spawn(
+            quota, lambda _: self._run_probe(probe, operation)
+        ):
             self._hangs(operation, "probes", quota.taken)
 
     def _hangs(self, operation: Operation, what: str, count: int) -> None:
@@ -118,23 +124,28 @@ class BackgroundTasks:
         breaker = self._breakers[operation]
         deadline_s = time.monotonic() + self._core.breaker.probe_timeout
         alive = False
+        with self._logged("probe", "a probe failed"):
+            try:
+                alive = not np.isin(
+                    probe(operation, deadline_s).outcomes, BACKEND_FAILURES
+                ).any()
+            finally:
+                # A late answer is not a recovery, but a reason to probe again.
+                if time.monotonic() > deadline_s:
+                    breaker.on_late_end()
+                else:
+                    if alive:
+                        self._discount_abandoned(operation)
+                    breaker.record_probe(alive=alive)
+
+    @contextmanager
+    def _logged(self, kind: str, what: str) -> Iterator[None]:
+        """Log what the code of a plugin raises."""
         try:
-            alive = not np.isin(
-                probe(operation, deadline_s).outcomes, BACKEND_FAILURES
-            ).any()
+            yield
         except Exception as error:  # noqa: BLE001 - plugin code
-            what = (
-                f"backend {self._backend.name}: a probe failed: {describe_error(error)}"
-            )
-            self._log.warning("probe", what)
-        finally:
-            # A late answer is not a recovery, but a reason to probe again.
-            if time.monotonic() > deadline_s:
-                breaker.on_late_end()
-            else:
-                if alive:
-                    self._discount_abandoned(operation)
-                breaker.record_probe(alive=alive)
+            what = f"backend {self._backend.name}: {what}: {describe_error(error)}"
+            self._log.warning(kind, what, error)
 
     def _discount_abandoned(self, operation: Operation) -> None:
         """Discount calls abandoned before a successful probe."""
@@ -143,82 +154,38 @@ class BackgroundTasks:
             quotas.append(self._delete_quota)
         self._executor.discount_abandoned(*quotas)
 
-    def delete_corrupt(self, handle: object, pool: str, keys: Sequence[str]) -> None:
+    def delete_corrupt(self, handle: PoolStore, pool: str, keys: Sequence[str]) -> None:
         """Delete objects whose bytes are wrong, if the quota allows it."""
-        breaker = self._breakers[Operation.DELETE]
-        for late in self.pending_deletes.expired():
-            self._record_expired(late)
         if self._closed:
             return
-        if not breaker.allows_call():
+        if self._breakers[Operation.DELETE].state is BreakerState.OPEN:
             self.start_probe(Operation.DELETE)
             return
+        fresh = self.pending_deletes.start(keys)
         deadline_s = self._core.deadlines.until(
             Operation.DELETE, factor=DELETE_DEADLINE_FACTOR
         )
-        delete = self.pending_deletes.start(
-            keys, deadline_s + self._core.deadlines.grace
-        )
-        if delete is None:
-            breaker.record_ignored()
-            return
-        batch = Batch(Operation.DELETE, delete.keys, deadline_s=deadline_s, pool=pool)
-        if not self._executor.spawn(
-            self._delete_quota, lambda: self._run_delete(delete, handle, batch)
+        batch = Batch(Operation.DELETE, fresh, deadline_s=deadline_s, pool=pool)
+        if fresh and not self._executor.spawn(
+            self._delete_quota,
+            partial(self._delete, handle, batch, fresh),
+            watched=True,
         ):
-            self.pending_deletes.finish(delete)
-            breaker.record_ignored()
+            self.pending_deletes.finish(fresh)
 
-    def _run_delete(self, delete: PendingDelete, handle: object, batch: Batch) -> None:
-        breaker = self._breakers[Operation.DELETE]
-        lost = True
-        try:
-            lost = self._delete(handle, batch)
-        except Exception as error:  # noqa: BLE001 - plugin code
-            self._log_delete_failure(
-                delete, "raised", f"raised {describe_error(error)}", error
-            )
-        finally:
-            in_time = self.pending_deletes.finish(delete)
-            if time.monotonic() >= delete.expires_s:
-                if in_time:
-                    self._record_expired(delete)
-                breaker.on_late_end()
-            elif lost:
-                breaker.record_failure()
-            else:
-                breaker.record_success()
-
-    def _delete(self, handle: object, batch: Batch) -> bool:
-        """Delete in batches that the backend takes; return whether all failed."""
-        lost = True
-        step = self._max_keys or len(batch)
-        for start in range(0, len(batch), step):
-            if start and (self._closed or time.monotonic() >= batch.deadline_s):
-                break
-            part = batch.part(start, start + step)
-            outcomes = self._backend.batch_io(handle, part).outcomes
-            lost = lost and bool(np.isin(outcomes, BACKEND_FAILURES).all())
-        return lost
-
-    def _record_expired(self, delete: PendingDelete) -> None:
-        """Record a deletion that passed its deadline as a failure."""
-        self._breakers[Operation.DELETE].record_failure(overran=True)
-        self._log_delete_failure(delete, "late", "passed its deadline and was given up")
-
-    def _log_delete_failure(
-        self,
-        delete: PendingDelete,
-        kind: str,
-        what: str,
-        error: Exception | None = None,
+    def _delete(
+        self, handle: PoolStore, batch: Batch, keys: tuple[str, ...], job: Job
     ) -> None:
-        self._log.warning(
-            f"{kind} drop",
-            f"backend {self._backend.name}: deleting {len(delete.keys)} objects that "
-            f"are not what was stored {what}",
-            error,
-        )
+        """Delete in batches that the backend takes."""
+        job.on_lost = partial(self.pending_deletes.finish, keys)
+        try:
+            step = self._max_keys or len(batch)
+            for start in range(0, len(batch), step):
+                if start and self._closed:
+                    break
+                self._call(handle, batch.part(start, start + step), job)
+        finally:
+            self.pending_deletes.finish(keys)
 
     def touch(self, handle: WholeStore, pages: int, keys: KeyBuilder) -> bool:
         """Note the use of pages; return whether that will be passed on."""
@@ -228,7 +195,7 @@ class BackgroundTasks:
         if not self._touches.add(handle, pages, keys):
             return False
         # One that runs takes what has come meanwhile.
-        self._executor.spawn(self._touch_quota, self._run_touches)
+        self._executor.spawn(self._touch_quota, lambda _: self._run_touches())
         return True
 
     def _run_touches(self) -> None:
@@ -237,13 +204,8 @@ class BackgroundTasks:
             names = keys()
             step = self._max_keys or max(1, len(names))
             for start in range(0, len(names), step):
-                try:
+                with self._logged("touch", "noting which pages are used"):
                     handle.touch(names[start : start + step])
-                except Exception as error:  # noqa: BLE001 - plugin code
-                    what = (
-                        f"backend {self._backend.name}: noting which pages are used: "
-                    )
-                    self._log.warning("touch", what + describe_error(error), error)
 
     def poll_removed(
         self, handle: WholeStore, limit: int, report: Callable[[Sequence[str]], None]
@@ -253,15 +215,10 @@ class BackgroundTasks:
         `report` is called with their keys, on the executor's thread, and `limit` bounds
         the keys to keep track of.
         """
-        if self._closed or self._executor.guard.forked:
-            return
 
-        def poll() -> None:
-            try:
+        def poll(_: object) -> None:
+            with self._logged("removed", "asked what it has removed"):
                 report(handle.removed(limit))
-            except Exception as error:  # noqa: BLE001 - plugin code
-                what = f"backend {self._backend.name}: asked what it has removed: "
-                self._log.warning("removed", what + describe_error(error), error)
 
         self._executor.spawn(self._removal_quota, poll)
 
@@ -273,7 +230,7 @@ class BackgroundTasks:
         self._poll_at_s = math.inf
         whole = all(one.state is BreakerState.CLOSED for one in self._breakers.values())
         if not whole or not self._executor.spawn(
-            self._poll_quota, lambda: self._run_poll(handle)
+            self._poll_quota, lambda _: self._run_poll(handle)
         ):
             self._schedule_poll()
 
@@ -281,16 +238,12 @@ class BackgroundTasks:
         self._poll_at_s = time.monotonic() + self._core.calls.capacity_interval
 
     def _run_poll(self, handle: WholeStore) -> None:
-        name = self._backend.name
         filled = None
-        try:
+        with self._logged("capacity", "asked how full it is"):
             capacity = handle.capacity()
             if capacity is not None:
                 level = attrs.asdict(capacity, recurse=False)
-                filled = StoreFilled(backend=name, **level)
-        except Exception as error:  # noqa: BLE001 - plugin code
-            what = f"backend {name}: asked how full it is: {describe_error(error)}"
-            self._log.warning("capacity", what, error)
+                filled = StoreFilled(backend=self._backend.name, **level)
         self._schedule_poll()
         if filled is not None and self._notify is not None:
             self._notify(filled)
@@ -331,87 +284,41 @@ class PendingTouches:
         return handle, keys
 
 
-@attrs.frozen(eq=False)
-class PendingDelete:
-    """One deletion.
-
-    Args:
-        expires_s: When it is given up, on `time.monotonic()`'s clock.
-    """
-
-    keys: tuple[str, ...]
-    expires_s: float
-
-
 class PendingDeletes:
     """The keys that one backend is about to delete.
 
     Attributes:
-        by_key: Each key with its deletion; empty where none may be running.
+        by_key: Each key with those that are deleted with it; empty where none is.
     """
 
     def __init__(self) -> None:
         self._lock, self._changed = new_condition()
-        self.by_key: dict[str, PendingDelete] = {}
-        self._running: list[PendingDelete] = []
+        self.by_key: dict[str, tuple[str, ...]] = {}
 
-    def start(self, keys: Sequence[str], expires_s: float) -> PendingDelete | None:
-        """Start a deletion of those keys that are not being deleted already."""
+    def start(self, keys: Sequence[str]) -> tuple[str, ...]:
+        """Start a deletion; return those keys that are not being deleted already."""
         with self._lock:
-            self._forget_late()
             fresh = tuple(key for key in keys if key not in self.by_key)
-            if not fresh:
-                return None
-            delete = PendingDelete(fresh, expires_s)
-            self._running.append(delete)
-            self.by_key.update(dict.fromkeys(fresh, delete))
-            return delete
+            self.by_key.update(dict.fromkeys(fresh, fresh))
+            return fresh
 
-    def finish(self, delete: PendingDelete) -> bool:
-        """Finish a deletion; return whether it was still pending."""
+    def finish(self, keys: tuple[str, ...]) -> None:
+        """Finish the deletion that returned these keys, or give it up."""
         with self._lock:
-            expected = delete in self._running
-            if expected:
-                self._running.remove(delete)
-                self._forget(delete)
-            return expected
-
-    def expired(self) -> list[PendingDelete]:
-        """Return the deletions that were given up since the last time."""
-        now = time.monotonic()
-        with self._lock:
-            late = [delete for delete in self._running if delete.expires_s <= now]
-            self._running = [delete for delete in self._running if delete not in late]
-            self._forget_late()
-            return late
+            for key in keys:
+                # It may have been given up, and another deletion started.
+                if self.by_key.get(key) is keys:
+                    del self.by_key[key]
+            self._changed.notify_all()
 
     def pending(self, keys: Sequence[str]) -> BoolArray:
         """Return which of these are being deleted, bool (n,)."""
         with self._lock:
-            self._forget_late()
             return np.array([key in self.by_key for key in keys], np.bool_)
 
     def wait(self, keys: Sequence[str], deadline_s: float) -> None:
-        """Wait until none of these is being deleted, or until a deadline.
-
-        The wait ends for deletions that are given up meanwhile.
-        """
+        """Wait until none of these is being deleted, or until a deadline."""
         with self._lock:
-            mine = {self.by_key[key] for key in keys if key in self.by_key}
-            last_s = max((delete.expires_s for delete in mine), default=deadline_s)
             self._changed.wait_for(
-                lambda: self.by_key.keys().isdisjoint(keys),
-                remaining_s(min(deadline_s, last_s)),
+                lambda: self.by_key.keys().isdisjoint(keys), remaining_s(deadline_s)
             )
-
-    def _forget_late(self) -> None:
-        now = time.monotonic()
-        for delete in {one for one in self.by_key.values() if one.expires_s <= now}:
-            self._forget(delete)
-
-    def _forget(self, delete: PendingDelete) -> None:
-        for key in delete.keys:
-            # It may have been given up, and another deletion started.
-            if self.by_key.get(key) is delete:
-                del self.by_key[key]
-        self._changed.notify_all()

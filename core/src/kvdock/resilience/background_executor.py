@@ -9,28 +9,32 @@ that wait, and say that they may, are run as one.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from kvdock.batch import Outcome
 from kvdock.resilience.executor import Job
-from kvdock.resilience.workers import Workers
-from kvdock.synchronization import ProcessGuard, new_condition, remaining_s
+from kvdock.resilience.workers import CallRejected, Workers
+from kvdock.synchronization import (
+    ProcessGuard,
+    held_lock,
+    new_condition,
+    remaining_s,
+    wait_for_release,
+)
 
 if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray
 
 log = logging.getLogger("kvdock")
-
-Work = Callable[[Job], "OutcomeArray"]
 
 MOST_AT_ONCE = 8 << 20
 """Bytes up to which tasks are run as one: the first one then waits some 2 ms more."""
@@ -42,15 +46,23 @@ class DeadlineFuture:
     Work that runs ends with its call, which has the same deadline.
 
     Args:
+        size: How many outcomes it has.
         deadline_s: On `time.monotonic()`'s clock.
-        lock: Guards what it knows.
     """
 
-    def __init__(self, deadline_s: float, lock: threading.Lock) -> None:
+    def __init__(self, size: int, deadline_s: float = math.inf) -> None:
+        self._size = size
         self.deadline_s = deadline_s
-        self._lock = lock
+        self.on_rejected: Callable[[OutcomeArray], None] | None = None
+        """Called with the outcomes if it ends without having run."""
+        self.on_ended: Callable[[], None] = _nothing
+        """Called once its outcomes are known, with its lock held."""
+        self._lock = threading.Lock()
+        # Held until the end: waiting for a lock costs a tenth of an event.
+        self._over = held_lock()
         self._running = False
         self._outcomes: OutcomeArray | None = None
+        self._began_s = self._ended_s = time.monotonic()
 
     @property
     def ended(self) -> bool:
@@ -68,19 +80,30 @@ class DeadlineFuture:
 
     def __len__(self) -> int:
         """Return how many outcomes it has."""
-        raise NotImplementedError
+        return self._size
 
     def finish(self, outcomes: OutcomeArray) -> None:
-        """End with the outcomes."""
-        raise NotImplementedError
+        """End with the outcomes, uint8 (n,)."""
+        with self._lock:
+            self._end(outcomes)
 
     def reject(self, outcome: Outcome) -> None:
         """End with one outcome for all of it, unless it runs."""
-        raise NotImplementedError
+        rejected = np.full(self._size, outcome, np.uint8)
+        with self._lock:
+            # What runs may still copy into its pages.
+            if self._running or self._outcomes is not None:
+                return
+            self._end(rejected)
+        if self.on_rejected is not None:
+            self.on_rejected(rejected)
 
-    def _wait_until(self, until_s: float) -> None:
-        """Wait for the outcomes until then."""
-        raise NotImplementedError
+    def _end(self, outcomes: OutcomeArray) -> None:
+        """End with the outcomes; with the lock held."""
+        self._ended_s = time.monotonic()
+        self._outcomes = outcomes
+        self.on_ended()
+        self._over.release()
 
     def _wait_ended(self, end_s: float) -> bool:
         """Wait until it has ended; return whether it has."""
@@ -88,44 +111,43 @@ class DeadlineFuture:
             if time.monotonic() >= end_s:
                 return False
             # Until its deadline it may still wait for a worker.
-            self._wait_until(end_s if self._running else min(end_s, self.deadline_s))
+            until_s = end_s if self._running else min(end_s, self.deadline_s)
+            wait_for_release(self._over, until_s)
         return True
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 Futures = list[DeadlineFuture]
 
-
-@attrs.frozen(eq=False)
-class Group:
-    """What lets tasks that wait be run as one.
-
-    Args:
-        key: Equal for tasks that may be.
-        nbytes: What the task moves.
-        deadline_s: Of the task, on `time.monotonic()`'s clock.
-        work: Returns the outcomes of all pages of some futures, in their order.
-    """
-
-    key: Hashable
-    nbytes: int
-    deadline_s: float
-    work: Callable[[Job, Futures], OutcomeArray]
-
-    def takes(self, other: Group | None) -> TypeGuard[Group]:
-        """Return whether another task may join: it has about as much time left."""
-        if other is None or other.key != self.key:
-            return False
-        left_s = self.deadline_s - time.monotonic()
-        return abs(other.deadline_s - self.deadline_s) <= left_s / 10
+Work = Callable[[Job, Futures], "OutcomeArray"]
+"""Returns the outcomes of some futures on a worker, in their order."""
 
 
 @attrs.frozen(eq=False)
 class _Task:
-    """A task in the queue, and what it does."""
+    """A task in the queue.
+
+    Args:
+        work: Does it: with the futures of those that join it, if it has a group.
+        group: Equal for tasks that may be run as one; None for one that goes alone.
+        nbytes: What it moves.
+    """
 
     future: DeadlineFuture
     work: Work
-    group: Group | None = None
+    group: Hashable
+    nbytes: int
+
+    def takes(self, other: _Task) -> bool:
+        """Return whether another task may join: it has about as much time left."""
+        if self.group is None or other.group != self.group:
+            return False
+        deadline_s = self.future.deadline_s
+        apart_s = abs(other.future.deadline_s - deadline_s)
+        return apart_s <= (deadline_s - time.monotonic()) / 10
 
 
 class BackgroundExecutor:
@@ -149,18 +171,22 @@ class BackgroundExecutor:
         self._guard = ProcessGuard()
 
     def submit(
-        self, future: DeadlineFuture, work: Work, group: Group | None = None
+        self,
+        future: DeadlineFuture,
+        work: Work,
+        group: Hashable = None,
+        nbytes: int = 0,
     ) -> None:
         """Queue a task; reject it, at once, if the queue is full.
 
-        `work` returns an outcome for each page, on a worker.
+        Small tasks of one group that wait are run as one. `nbytes` is what it moves.
         """
         if self._guard.forked:
             future.reject(Outcome.UNAVAILABLE)
             return
         late: list[_Task] = []
         with self._lock:
-            rejected = self._place(_Task(future, work, group), late)
+            rejected = self._place(_Task(future, work, group, nbytes), late)
         # Without the lock: observers are told, and may ask for a transfer.
         for task in late:
             task.future.reject(Outcome.TIMEOUT)
@@ -193,7 +219,7 @@ class BackgroundExecutor:
         """Have a worker run tasks as one job; with the lock held."""
         try:
             inbox = self._workers.take()
-        except RuntimeError as error:  # a limit of the system
+        except CallRejected as error:
             log.warning("%s: %s", self._name, error)
             return False
         self._running += 1
@@ -230,30 +256,32 @@ class BackgroundExecutor:
 
     def _work(self, tasks: list[_Task]) -> Callable[[], None] | None:
         """Run tasks as one job; return what ends them once the worker is free."""
-        begun = [one.future for one in tasks if one.future.start()]
-        outcomes = None
+        begun = [task.future for task in tasks if task.future.start()]
+        outcomes: OutcomeArray = np.zeros(0, np.uint8)
         if begun:
-            job = Job(partial(self._outcomes, tasks, begun))
+            job = Job(lambda job: tasks[0].work(job, begun))
             job.on_lost = partial(self._lose, begun)
             job.run()
             if job.abandoned:
                 return None  # another worker has taken its place
             outcomes = job.result
-            if outcomes is None:
-                log.error("a transfer in the background failed: %s", job.error)
-                outcomes = np.full(sum(map(len, begun)), Outcome.ERROR, np.uint8)
+            if job.error is not None:
+                # A defect of ours: storage answers with outcomes.
+                log.error("%s: a task failed", self._name, exc_info=job.error)
+                sizes = sum(map(len, begun))
+                outcomes = np.full(sizes, Outcome.ERROR, np.uint8)
         return partial(self._end, begun, outcomes)
 
-    def _end(self, begun: Futures, outcomes: OutcomeArray | None) -> None:
+    def _end(self, begun: Futures, outcomes: OutcomeArray) -> None:
         """End tasks that ran, and begin the next ones."""
         with self._lock:
             self._go_on()
             # Last, and with the lock held: what it wakes needs the interpreter, and
             # would go to sleep again if this thread still had much to do.
-            if outcomes is not None:
-                ends = [*accumulate(map(len, begun))]
-                for future, end in zip(begun, ends, strict=True):
-                    future.finish(outcomes[end - len(future) : end])
+            end = 0
+            for future in begun:
+                start, end = end, end + len(future)
+                future.finish(outcomes[start:end])
 
     def _go_on(self) -> None:
         """Count a worker less, and begin what waits; with the lock held."""
@@ -271,14 +299,12 @@ class BackgroundExecutor:
         if not self._waiting:
             return []
         share = -(-len(self._waiting) // self._at_once)
-        taken = [self._waiting.popleft()]
-        group = taken[0].group
-        room = MOST_AT_ONCE - group.nbytes if group is not None else 0
-        while group is not None and len(taken) < share:
-            other = self._waiting[0].group
-            if not group.takes(other) or other.nbytes > room:
+        first = self._waiting.popleft()
+        taken, room = [first], MOST_AT_ONCE - first.nbytes
+        while len(taken) < share and first.takes(self._waiting[0]):
+            room -= self._waiting[0].nbytes
+            if room < 0:
                 break
-            room -= other.nbytes
             taken.append(self._waiting.popleft())
         return taken
 
@@ -286,16 +312,5 @@ class BackgroundExecutor:
         """End the tasks of a worker whose call is abandoned, and replace it."""
         with self._lock:
             self._go_on()
-        for one in futures:
-            one.finish(np.full(len(one), Outcome.TIMEOUT, np.uint8))
-
-    def _outcomes(self, tasks: list[_Task], begun: Futures, job: Job) -> OutcomeArray:
-        group = tasks[0].group
-        try:
-            if len(tasks) > 1 and group is not None:
-                return group.work(job, begun)
-            return tasks[0].work(job)
-        except Exception:
-            # A defect of ours: storage answers with outcomes.
-            log.exception("a transfer in the background failed")
-            return np.full(sum(map(len, begun)), Outcome.ERROR, np.uint8)
+        for future in futures:
+            future.finish(np.full(len(future), Outcome.TIMEOUT, np.uint8))

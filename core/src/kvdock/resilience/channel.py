@@ -44,14 +44,9 @@ from kvdock.pays.curves import LoadMeter
 from kvdock.pays.policy import LIMIT
 from kvdock.resilience.background import BACKEND_FAILURES, BackgroundTasks
 from kvdock.resilience.breaker import BreakerState, CircuitBreaker
-from kvdock.resilience.executor import (
-    Abandoned,
-    CallRejected,
-    DeadlineExecutor,
-    Job,
-    WorkerExit,
-)
+from kvdock.resilience.executor import Abandoned, DeadlineExecutor, Job, WorkerExit
 from kvdock.resilience.negative_cache import NegativeCache
+from kvdock.resilience.workers import CallRejected
 from kvdock.synchronization import new_condition, remaining_s
 from kvdock.throttled_log import ThrottledLog, describe_error
 
@@ -209,6 +204,7 @@ class BackendChannel:
             self.executor,
             self.breakers,
             self._log,
+            self.call,
             self.notify if self._listeners else None,
         )
 
@@ -216,11 +212,6 @@ class BackendChannel:
     def abandoned_calls(self) -> int:
         """Abandoned calls and background tasks that have not ended."""
         return self.executor.abandoned
-
-    @property
-    def threads(self) -> int:
-        """Threads of this channel that are alive."""
-        return self.executor.threads
 
     def notify(self, event: Event) -> None:
         """Notify observers; log and swallow their exceptions."""
@@ -338,28 +329,19 @@ class BackendChannel:
             "(core.calls.staging_buffers)",
         )
 
-    def keep_held(
-        self, hold: MemoryHold, released: Callable[[], None] | None = None
-    ) -> None:
-        """Count memory that a backend holds beyond its answer, until it releases.
-
-        `released` is called when it is released, perhaps at once.
-        """
-        with self._hold_lock:
-            self._held += 1
-        self._notify_held()
-        hold.on_release(lambda: self._release_held(released))
-
-    def _keep(self, hold: MemoryHold, use: MemoryUse | None) -> None:
+    def keep(self, hold: MemoryHold, use: MemoryUse | None) -> None:
         """Leave the memory of an answer with the backend until it ends its hold."""
         if use is not None:
             use.held = True
-        self.keep_held(hold, None if use is None else use.release)
+        with self._hold_lock:
+            self._held += 1
+        self._notify_held()
+        hold.on_release(partial(self._release_held, use))
 
-    def _release_held(self, released: Callable[[], None] | None) -> None:
+    def _release_held(self, use: MemoryUse | None) -> None:
         try:
-            if released is not None:
-                released()
+            if use is not None:
+                use.release()
         finally:
             with self._hold_lock:
                 self._held -= 1
@@ -447,27 +429,26 @@ class BackendChannel:
             use: Its memory, which is released here: late, if the call is abandoned or
                 the backend holds it; None where it moves no bytes.
         """
-        result: BatchResult | None = None
 
-        def work(job: Job) -> None:
-            nonlocal result
+        def work(job: Job) -> BatchResult:
             try:
-                result = self.io(job, handle, batch, use)
+                return self.io(job, handle, batch, use)
             finally:
                 if use is not None:
                     use.end()
 
         latest_s = self.latest(batch.deadline_s)
         late = None if use is None else lambda _: use.end()
-        done = self.executor.work(work, latest_s, job, late=late)
-        if done.abandoned:
+        ran = self.executor.work(work, latest_s, job, late=late)
+        if ran.abandoned:
             return BatchResult.all(batch, Outcome.TIMEOUT)
-        if result is None:
-            if use is not None:
-                use.end()
-            outcome = self.rejected(batch.operation, batch.pool, len(batch), done.error)
-            return BatchResult.all(batch, outcome)
-        return result
+        if ran.error is None:
+            result: BatchResult = ran.result
+            return result
+        if use is not None:
+            use.end()
+        outcome = self.rejected(batch.operation, batch.pool, len(batch), ran.error)
+        return BatchResult.all(batch, outcome)
 
     def io(
         self, job: Job, handle: PoolStore, batch: Batch, use: MemoryUse | None
@@ -538,7 +519,7 @@ class BackendChannel:
             # Like a late call: the memory is not free yet.
             what = "ended, but its library may still move bytes: the pages stay leased"
             self._log_failure("held", batch, what)
-            self._keep(result.hold, use)
+            self.keep(result.hold, use)
         return result
 
     def _record_overrun(
@@ -566,17 +547,17 @@ class BackendChannel:
                 use.abandon()
 
     def rejected(
-        self, operation: Operation, pool: str, keys: int, error: Exception | None
+        self, operation: Operation, pool: str, keys: int, error: Exception
     ) -> Outcome:
         """Return the outcome of a call that was not started, and log why.
 
         Raises:
             Exception: `error`, if it is another one: a defect of ours.
         """
-        if error is not None and not isinstance(error, CallRejected):
+        if not isinstance(error, CallRejected):
             raise error
         cut = "too many calls are abandoned" if self.executor.at_capacity else ""
-        why = str(error or "") or cut
+        why = str(error) or cut
         self._log.warning(
             f"rejected {operation} {pool}",
             f"backend {self.name}: {operation} of {keys} keys of pool {pool} was not "
@@ -636,7 +617,7 @@ class BackendChannel:
             self.loads.end(began, batch.pool, _loaded_bytes(answer), late=True)
         hold = _hold_of(answer)
         if hold is not None:
-            self._keep(hold, use)
+            self.keep(hold, use)
         for breaker in self.breakers.values():
             breaker.on_late_end()
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvdock.resilience.workers import Workers
+from kvdock.resilience.workers import CallRejected, Workers
 from kvdock.synchronization import (
     MAX_WAIT_S,
     ProcessGuard,
@@ -35,7 +35,7 @@ log = logging.getLogger("kvdock")
 
 
 OnLateEnd = Callable[[Any], None]
-"""Called with the result (None if it raised) once an abandoned call ends."""
+"""Called with the result of a call for which no caller waits any more; None if none."""
 
 Work = Callable[["Job"], Any]
 """What a job does, on its worker's thread."""
@@ -43,6 +43,9 @@ Work = Callable[["Job"], Any]
 Steps = list[Callable[[], None]]
 """What runs last, when every call has ended."""
 
+
+_NEVER = -math.inf
+"""A deadline that is not watched: its watcher has ended, or is about to abandon it."""
 
 MAX_DISCOUNTS = 4
 """Times its limit that a quota may hold, discounted calls included."""
@@ -52,7 +55,7 @@ class ConcurrencyQuota:
     """Bound the number of abandoned calls or background tasks of one kind.
 
     Each kind has a quota of its own, so that one that hangs leaves the others
-    theirs. Only an executor acquires and releases it, under its lock.
+    theirs. Only an executor counts it, under its lock.
 
     Args:
         limit: Calls at once, besides the discounted ones.
@@ -83,13 +86,6 @@ class ConcurrencyQuota:
         self._discounted = min(self._discounted, self.taken)
 
 
-class CallRejected(Exception):  # noqa: N818 - becomes an outcome
-    """The executor rejected the call: shut down, forked, or at capacity.
-
-    Or the system could not start a thread; the message then says so.
-    """
-
-
 class WorkerExit(Exception):  # noqa: N818 - becomes an outcome
     """The call raised a BaseException such as SystemExit."""
 
@@ -115,11 +111,13 @@ class Job:
         until_s: Until when to wait for it, on `time.monotonic()`'s clock.
         closes: Whether it is a step of closing, which is done however late it begins;
             any other is not begun once it is abandoned.
+        late: Called on the worker's thread at the end of a job that was abandoned, also
+            where it was never begun.
 
     Attributes:
         executor: Has counted it as under way; None if none has.
-        quota: Bounds how many jobs of its kind are abandoned.
-        result: What its work returned.
+        quota: Counts it, as no caller waits for it; None where one does.
+        result: What its work returned; before its end, the latest part of it.
         error: What it raised; `CallRejected` if it was never begun, `WorkerExit` for
             what would end a thread.
         begun: Whether its work has begun.
@@ -127,9 +125,6 @@ class Job:
         abandoned: Whether no caller waits for its work any more.
         on_abandon: Records that the backend's call was abandoned; see `leave`.
         on_lost: Called after that.
-        on_skipped: Called in place of the work, if it was abandoned before it began.
-        on_end: Called on the worker's thread at the end; returns what is done once the
-            thread is free again.
     """
 
     __slots__ = (
@@ -142,11 +137,10 @@ class Job:
         "ended",
         "error",
         "executor",
+        "late",
         "lock",
         "on_abandon",
-        "on_end",
         "on_lost",
-        "on_skipped",
         "quota",
         "result",
         "until_s",
@@ -154,10 +148,16 @@ class Job:
     )
 
     def __init__(
-        self, work: Work, until_s: float = math.inf, *, closes: bool = False
+        self,
+        work: Work,
+        until_s: float = math.inf,
+        *,
+        closes: bool = False,
+        late: OnLateEnd | None = None,
     ) -> None:
         self.until_s = until_s
         self.closes = closes
+        self.late = late
         self.executor: DeadlineExecutor | None = None
         self.quota: ConcurrencyQuota | None = None
         self.lock = threading.Lock()
@@ -167,22 +167,19 @@ class Job:
         self.result: Any = None
         self.error: Exception | None = None
         self.on_lost: Callable[[], None] | None = None
-        self.on_skipped: Callable[[], None] | None = None
-        self.on_end: Callable[[Job], Callable[[], None] | None] | None = None
-        self.watch: Callable[[float], None] | None = None
+        self.watch: Callable[[Job, float], None] | None = None
         self.on_abandon: Callable[[bool], None] | None = None
-        self._work: Work | None = work
+        self._work = work
         # The engine's trace context continues on the worker thread.
         self._context = contextvars.copy_context()
 
     def run(self) -> Callable[[], None] | None:
         """Do the work and keep its result or error; a task of `Workers`."""
         with self.lock:
-            work, self._work = self._work, None
-            if work is not None and (self.closes or not self.abandoned):
+            if self.closes or not self.abandoned:
                 self.begun = True
                 try:
-                    self.result = self._context.run(work, self)
+                    self.result = self._context.run(self._work, self)
                 except Abandoned:
                     pass
                 except Exception as error:  # noqa: BLE001 - carried to the caller
@@ -190,9 +187,18 @@ class Job:
                 except BaseException as error:  # noqa: BLE001 - same, but it must not end the thread
                     self.error = WorkerExit(repr(error))
                 self.ended = not self.abandoned
-            elif self.on_skipped is not None:
-                self.on_skipped()
-        return self.on_end(self) if self.on_end is not None else None
+            del self._work  # it references the memory of pages
+            if not self.ended:
+                self.tell_late()
+        return self.executor.count_end(self) if self.executor is not None else None
+
+    def tell_late(self) -> None:
+        """Hand on what the job has returned, as no caller takes it."""
+        if self.late is not None:
+            try:
+                self.late(self.result)
+            except Exception:
+                log.exception("the callback of a late call failed")
 
     def leave(
         self, until_s: float, on_abandon: Callable[[bool], None] | None = None
@@ -205,12 +211,14 @@ class Job:
                 the thread of who waited; its argument says whether it was late. False
                 is an interrupt of who waited.
         """
-        self.until_s, self.on_abandon = until_s, on_abandon
-        if self.watch is not None:
+        self.on_abandon = on_abandon
+        if self.watch is None:
+            self.until_s = until_s
+        else:
             if on_abandon is not None:  # another thread records it, for this request
                 context = contextvars.copy_context()
                 self.on_abandon = lambda overran: context.run(on_abandon, overran)
-            self.watch(until_s)
+            self.watch(self, until_s)
         self.lock.release()
 
     def resume(self) -> bool:
@@ -256,7 +264,7 @@ class DeadlineExecutor:
         # Jobs on the threads of background tasks, and who watches them.
         self._hosted: set[Job] = set()
         self._watched = QuietCondition(self._lock)
-        self._watch_until_s = -math.inf
+        self._watch_until_s = _NEVER
         self.guard = ProcessGuard()
 
     @property
@@ -296,14 +304,11 @@ class DeadlineExecutor:
         """
 
         def work(job: Job) -> object:
-            result = None
             job.leave(deadline_s)
             try:
-                result = call()
+                return call()
             finally:
-                if not job.resume():
-                    self._run_late(late, result)
-            return result
+                job.resume()
 
         return self.work(work, deadline_s, late=late, closes=closes)
 
@@ -324,28 +329,26 @@ class DeadlineExecutor:
             job: That of the background task, or of the larger call, that the work
                 belongs to: then it is done on the caller's thread. Without one it is
                 done on a worker, and the caller waits.
-            late: Called with the result if the thread that waits is interrupted after
-                the work has ended; with None if it is abandoned or interrupted before
-                the work has begun.
+            late: Called with the result where the job is abandoned, or the thread that
+                waits is interrupted.
             closes: Whether it is a step of closing, which is never rejected.
 
         Returns:
-            The job: ended, rejected, or abandoned.
+            The job, with the result of this work: ended, rejected, or abandoned.
 
         Raises:
             Abandoned: If a job that was given was abandoned meanwhile.
         """
         if job is not None:
             return self._host(job, work, until_s)
-        job = Job(work, until_s, closes=closes)
-        if late is not None:
-            job.on_skipped = partial(self._run_late, late, None)
+        job = Job(work, until_s, closes=closes, late=late)
         try:
-            self._dispatch(job, until_s)
+            self._begin(job, until_s)
             while not job.done.acquire(
                 timeout=min(max(0.0, job.until_s - time.monotonic()), MAX_WAIT_S)
             ):
-                if self._abandon_late(job) or (job.ended and job.done.acquire()):
+                self._abandon_late(job)
+                if job.abandoned or (job.ended and job.done.acquire()):
                     break
         except CallRejected as error:
             job.error = error
@@ -355,66 +358,44 @@ class DeadlineExecutor:
                     if not job.ended:
                         self._abandon(job, overran=False)
             if job.executor is None or job.ended:
-                self._run_late(late, job.result)
+                job.tell_late()
             raise
         return job
 
     def _host(self, job: Job, work: Work, deadline_s: float) -> Job:
         """Do work that belongs to a job, on its thread."""
         if job.executor is self:
-            work(job)
+            job.result = work(job)
             return job
-        job.error = None
+        job.error, job.watch = None, self._watch
         try:
-            if self.guard.forked:
-                raise CallRejected("this is a forked child")  # noqa: TRY301 - as below
-            with self._lock:
-                self._admit(deadline_s, closes=False)
-                self._begin_watch(job)
-                self._busy += 1
-                self._running += 1
+            self._begin(job, deadline_s, hosted=True)
         except CallRejected as error:
             job.error = error
             return job
-        job.executor, job.quota, job.watch = self, self._overrun, self._watch
         try:
-            work(job)
+            job.result = work(job)
         finally:
             job.executor = job.watch = None
-            if job.abandoned:
-                self._end_late(job)
-            with self._lock:
-                self._hosted.discard(job)
-                self._busy -= not job.abandoned
-                last = self._finish_one()
-            self._run_final(last)
+            self._count_answered(job)
+            self._finish()
         return job
 
-    def spawn(self, quota: ConcurrencyQuota, call: Callable[[], Any]) -> bool:
+    def spawn(
+        self, quota: ConcurrencyQuota, work: Work, *, watched: bool = False
+    ) -> bool:
         """Start a task whose result no caller waits for; return whether it was started.
 
-        The quota bounds the tasks of this kind; jobs have a quota of their own.
+        The quota bounds the tasks of this kind; jobs have a quota of their own. One
+        that is watched is abandoned if a call of it passes its deadline.
         """
-        if self.guard.forked:
+        job = Job(work)
+        job.quota = quota
+        job.watch = self._watch if watched else None
+        try:
+            self._begin(job, 0.0)
+        except CallRejected:
             return False
-        job = Job(lambda _: call())
-        with self._lock:
-            if quota.full or self._closing:
-                return False
-            quota.taken += 1
-            try:
-                inbox = self._workers.take()
-            except RuntimeError:  # a limit of the system
-                quota.release()
-                return False
-            except BaseException:  # an interrupt
-                quota.release()
-                raise
-            self.abandoned += 1
-            self._running += 1
-            job.quota = quota
-            job.on_end = self._ended
-            inbox.put(job.run)
         self._moved()
         return True
 
@@ -461,25 +442,22 @@ class DeadlineExecutor:
             self._final_steps.append(last)
             rest = not self._running
             # Counted like a call, so that `wait_idle` waits for it too.
-            self._running += rest
-            steps = self._finish_one() if rest else []
+            self._running += 1
             self._watched.notify_all()
             # With the lock: a thread that was taken has its task by now.
             self._workers.close()
-        self._run_final(steps)
+        self._finish()
         if rest:  # else a thread may never end
             self._workers.join(deadline_s)
         return rest
 
-    def _abandon_late(self, job: Job) -> bool:
-        """Abandon a job if its backend is late; return whether it was."""
+    def _abandon_late(self, job: Job) -> None:
+        """Abandon a job if its backend is late."""
         # Blocks while its worker prepares memory or records what came of a batch.
         with job.lock:
             under_way = job.executor is self and not job.ended
-            late = under_way and time.monotonic() >= job.until_s
-            if late:
+            if under_way and time.monotonic() >= job.until_s:
                 self._abandon(job, overran=True)
-            return late
 
     def _abandon(self, job: Job, *, overran: bool) -> None:
         """Abandon a job that is under way; with its lock held."""
@@ -488,10 +466,14 @@ class DeadlineExecutor:
                 # Plain steps: a signal between two calls finds all of them done, or
                 # none.
                 job.abandoned = True
-                self._overrun.taken += 1
-                self._busy -= 1
-                self.abandoned += 1
+                if job.quota is None:
+                    job.quota = self._overrun
+                    self._overrun.taken += 1
+                    self._busy -= 1
+                    self.abandoned += 1
+                self._hosted.discard(job)
                 self._changed.notify()
+                self._watched.notify()
             self._moved()
         finally:  # also after a signal: no other thread would do it
             try:
@@ -516,130 +498,119 @@ class DeadlineExecutor:
         if self._is_rejecting(closes=closes) or self._busy >= self._at_once:
             raise CallRejected
 
-    def _begin_watch(self, job: Job) -> None:
-        """Have the deadlines of a hosted job watched; with the lock held."""
-        if self._watch_until_s == -math.inf:
-            try:
-                self._workers.take().put(self._watch_deadlines)
-            except RuntimeError as error:  # a limit of the system
-                raise CallRejected(str(error)) from error
-            self._watch_until_s = math.inf
-        self._hosted.add(job)
-
-    def _watch(self, until_s: float) -> None:
-        """Wake the watcher if it sleeps beyond a time."""
+    def _watch(self, job: Job, until_s: float) -> None:
+        """Set a hosted job's deadline; wake the watcher if it sleeps beyond that."""
         # With the lock: the watcher may be about to sleep, with an older time in mind.
         with self._lock:
+            job.until_s = until_s
             if until_s < self._watch_until_s:
-                self._watched.notify_all()
+                self._watched.notify()
 
     def _watch_deadlines(self) -> None:
         """Abandon the hosted jobs whose backends pass their deadlines."""
         while True:
             with self._lock:
                 if self._closed and not self._hosted:
-                    self._watch_until_s = -math.inf  # it has ended
+                    self._watch_until_s = _NEVER
                     return
                 now = time.monotonic()
-                late = [job for job in self._hosted if job.until_s <= now]
+                late = [job for job in self._hosted if _NEVER < job.until_s <= now]
+                for job in late:
+                    job.until_s = _NEVER
                 if not late:
+                    times = [job.until_s for job in self._hosted]
                     self._watch_until_s = min(
-                        (job.until_s for job in self._hosted), default=math.inf
+                        (until_s for until_s in times if until_s > _NEVER),
+                        default=math.inf,
                     )
                     self._watched.wait(remaining_s(self._watch_until_s))
-                self._hosted.difference_update(late)
             # Popped: a list that waits for the next one would keep their memory.
             while late:
                 self._settle(late.pop())
 
     def _settle(self, job: Job) -> None:
         """Abandon a late job beside the deadlines of the others."""
-
-        def settle() -> None:
-            try:
-                if not self._abandon_late(job) and job.executor is self:
-                    with self._lock:  # it came back in time, and goes on
-                        self._begin_watch(job)
-                        self._watched.notify_all()
-            except Exception:
-                log.exception("%s: settling a late call failed", self._name)
-
+        settle = partial(self._abandon_late, job)
         try:
             with self._lock:
                 self._workers.take().put(settle)
-        except RuntimeError:  # a limit of the system
+        except CallRejected:
             settle()
 
-    def _dispatch(self, job: Job, deadline_s: float) -> None:
+    def _begin(self, job: Job, deadline_s: float, *, hosted: bool = False) -> None:
+        """Count a job, and give it to a worker unless it runs on its host's thread.
+
+        Raises:
+            CallRejected: If it may not start.
+        """
         if os.getpid() != self.guard.pid:
             raise CallRejected("this is a forked child")
-        job.on_end = self._ended
-        task = job.run
+        quota, task, watched = job.quota, job.run, job.watch is not None
         with self._lock:
-            if self._overrun.taken or self._closing or self._busy >= self._at_once:
+            if quota is not None:
+                if quota.full or self._closing:
+                    raise CallRejected
+            elif self._overrun.taken or self._closing or self._busy >= self._at_once:
                 self._admit(deadline_s, closes=job.closes)
-            try:
-                inbox = self._workers.take()
-            except RuntimeError as error:  # a limit of the system
-                raise CallRejected(str(error)) from error
+            if watched and self._watch_until_s == _NEVER:
+                self._workers.take().put(self._watch_deadlines)
+                self._watch_until_s = math.inf
+            inbox = None if hosted else self._workers.take()
             # Python looks for signals after a call. There is none from taking
             # the thread to giving it the job, so a signal finds both or neither.
-            self._busy += 1
-            self._running += 1
-            job.executor, job.quota = self, self._overrun
-            inbox.put(task)
-
-    def _ended(self, job: Job) -> Callable[[], None] | None:
-        """Count the end of a job; return what tells who waits for it."""
-        waits = job.executor is self and not job.abandoned
-        if not waits:
-            self._end_late(job)
-        last: Steps = []
-        with self._lock:
-            self._busy -= waits
-            if self._final_steps:
-                last = self._finish_one()
+            if quota is None:
+                self._busy += 1
             else:
+                quota.taken += 1
+                self.abandoned += 1
+            self._running += 1
+            job.executor = self
+            if inbox is not None:
+                inbox.put(task)
+            if watched:
+                self._hosted.add(job)
+
+    def count_end(self, job: Job) -> Callable[[], None] | None:
+        """Count the end of a job; return what tells who waits for it."""
+        if job.quota is not None:
+            self._count_answered(job)
+        with self._lock:
+            self._busy -= job.quota is None
+            if not self._final_steps:
                 self._running -= 1
                 if self._changed.waiting:
                     self._changed.notify_all()
-        if not last:
-            return job.done.release if waits else None
+                return job.done.release
         job.done.release()
-        self._run_final(last)
+        self._finish()
         return None
 
-    def _end_late(self, job: Job) -> None:
-        """Count an abandoned job or a task as ended, but not yet as run."""
-        assert job.quota is not None  # noqa: S101 - of each job that was counted
+    def _count_answered(self, job: Job) -> None:
+        """Count a job as ended, but not yet as run."""
         with self._lock:
+            self._hosted.discard(job)
+            if self._closed:
+                self._watched.notify()
+            if job.quota is None:
+                self._busy -= 1
+                return
             self.abandoned -= 1
             job.quota.release()
         self._moved()
 
-    def _finish_one(self) -> Steps:
-        """Count one job less as running, or return last steps that come before that."""
-        if self._running == 1 and self._final_steps:
-            last, self._final_steps = self._final_steps, []
-            return last
-        self._running -= 1
-        self._changed.notify_all()
-        return []
-
-    def _run_final(self, last: Steps) -> None:
-        while last:
-            for step in last:
+    def _finish(self) -> None:
+        """Count one job less as running; do the last steps before the last one."""
+        while True:
+            with self._lock:
+                steps: Steps = []
+                if self._running == 1:
+                    steps, self._final_steps = self._final_steps, steps
+                if not steps:
+                    self._running -= 1
+                    self._changed.notify_all()
+                    return
+            for step in steps:
                 try:
                     step()
                 except BaseException:  # it must not end the thread
                     log.exception("%s: the last step of closing failed", self._name)
-            with self._lock:
-                last = self._finish_one()
-
-    def _run_late(self, late: OnLateEnd | None, result: object) -> None:
-        if late is None:
-            return
-        try:
-            late(result)
-        except Exception:
-            log.exception("%s: the callback of a late call failed", self._name)

@@ -14,6 +14,13 @@ Task = Callable[[], "Callable[[], None] | None"]
 Inbox = SimpleQueue[Task | None]
 
 
+class CallRejected(RuntimeError):  # noqa: N818 - becomes an outcome
+    """No worker does the call: shut down, forked, or at capacity.
+
+    Or the system could not start a thread; the message then says so.
+    """
+
+
 class Workers:
     """Daemon threads, started when they are needed.
 
@@ -41,7 +48,7 @@ class Workers:
         """Return the inbox of an idle thread, or of a new one, for one task.
 
         Raises:
-            RuntimeError: If no thread can be started: a limit of the system.
+            CallRejected: If no thread can be started: a limit of the system.
         """
         with self._lock:
             if self._idle and not self._closed:
@@ -57,9 +64,11 @@ class Workers:
         try:
             self._inboxes[thread] = inbox
             thread.start()
-        except BaseException:
+        except BaseException as error:
             self._inboxes.pop(thread, None)
             inbox.put(None)  # after an interrupt it may have begun
+            if isinstance(error, RuntimeError):
+                raise CallRejected(str(error)) from error
             raise
         return inbox
 

@@ -30,7 +30,7 @@ from kvdock.hits import Hits, evaluate, leading
 from kvdock.keys import check_hashes, hashes_of_tenant
 from kvdock.pays.policy import LoadPolicy
 from kvdock.plugin.hookspecs import AttachConfig
-from kvdock.resilience.executor import CallRejected
+from kvdock.resilience.workers import CallRejected
 from kvdock.retention import CallTimes, Retention, RetentionAnswer, combined
 from kvdock.transfer.page_indices import unanswered
 from kvdock.transfer.result import NO_PAGE, TransferResult

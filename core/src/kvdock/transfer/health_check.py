@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
+from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
 from kvdock.keys import build_keys
 from kvdock.plugin.hookspecs import Finding
@@ -145,10 +145,8 @@ class HealthCheck:
     def _step(self, operation: Operation, deadline_s: float) -> Outcome:
         if operation is Operation.GET and self.loaded is not None:
             self.loaded.rows[:] = 0
-        memory = self.loaded.staging if self.loaded is not None else None
-        kept = memory.leave if memory is not None and memory.enter() else None
         batch = self._batch(operation, deadline_s)
-        result = self.channel.call(self.handle, batch, use=MemoryUse(kept))
+        result = self.channel.call(self.handle, batch, use=self._use())
         outcome = Outcome(int(result.outcomes.max()))
         if operation is Operation.GET and outcome is Outcome.OK:
             outcome = self._compare(result)
@@ -159,16 +157,14 @@ class HealthCheck:
         batch = self._batch(operation, deadline_s)
         result = self.channel.backend.batch_io(self.handle, batch)
         if result.hold is not None:
-            self._keep_held(result.hold)
+            self.channel.keep(result.hold, self._use())
         return result
 
-    def _keep_held(self, hold: MemoryHold) -> None:
-        """Keep the memory of a test page that the backend still holds."""
+    def _use(self) -> MemoryUse:
+        """Return the use of the memory of a test page, which a backend may hold."""
         memory = self.loaded.staging if self.loaded is not None else None
-        if memory is None or not memory.enter():
-            self.channel.keep_held(hold)
-        else:
-            self.channel.keep_held(hold, memory.leave)
+        entered = memory is not None and memory.enter()
+        return MemoryUse(memory.leave if memory is not None and entered else None)
 
     def _batch(self, operation: Operation, deadline_s: float) -> Batch:
         buffers = {Operation.PUT: self.stored, Operation.GET: self.loaded}

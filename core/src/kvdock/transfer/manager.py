@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from kvdock.closing import ClosedAfterUse
 from kvdock.errors import KvdockError, did_you_mean
 from kvdock.events import TENANT
 from kvdock.pays.policy import LIMIT
-from kvdock.resilience.background_executor import BackgroundExecutor, Group
+from kvdock.resilience.background_executor import BackgroundExecutor
 from kvdock.synchronization import check_deadline
 from kvdock.transfer.futures import TransferFuture
 from kvdock.transfer.result import NO_PAGE
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kvdock.arrays import OutcomeArray
     from kvdock.resilience.executor import Job
     from kvdock.retention import Retention
-    from kvdock.transfer.attached_pool import AttachedPool
     from kvdock.transfer.attachment import Attachment
 
 Times = tuple["Retention", "Callable[[OutcomeArray], None]"]
@@ -144,45 +143,24 @@ class TransferManager(ClosedAfterUse):
             told = partial(attached.placements[0].notify_pages, operation, names)
             future.on_rejected = partial(context.run, told, held_back="queue")
 
-        def work(job: Job) -> OutcomeArray:
+        future.hashes = names
+
+        def work(job: Job, futures: Sequence[Any]) -> OutcomeArray:
             if times is not None:
-                asked, answered = times
-                return context.run(
-                    attached.store, names, own, deadline_s, asked, answered, job
-                )
+                return context.run(attached.store, names, own, deadline_s, *times, job)
+            together = [name for one in futures for name in one.hashes]
+            indices = np.concatenate([one.pages for one in futures])
+            until_s = min(one.deadline_s for one in futures)
             return context.run(
-                attached.transfer, operation, names, own, deadline_s, None, job
+                attached.transfer, operation, together, indices, until_s, None, job
             )
 
-        group = None
-        if operation is Operation.GET:
-            future.hashes = names
-            group = self._group(attached, future, context)
-        self._executors[operation].submit(future, work, group)
+        # Else a load is cut for its request, or recorded by request.
+        shared = LIMIT.get() is None and not attached.channel.observes_pages
+        group = (pool, TENANT.get()) if shared and operation is Operation.GET else None
+        nbytes = len(own) * attached.page_bytes
+        self._executors[operation].submit(future, work, group, nbytes)
         return future
-
-    @staticmethod
-    def _group(
-        attached: AttachedPool, future: TransferFuture, context: Context
-    ) -> Group | None:
-        """Return what lets loads of other requests go with this one, in one call.
-
-        None where a load is cut for its request, or recorded by request.
-        """
-        if LIMIT.get() is not None or attached.channel.observes_pages:
-            return None
-
-        def together(job: Job, loads: Sequence[Any]) -> OutcomeArray:
-            names = [name for one in loads for name in one.hashes]
-            pages = np.concatenate([one.pages for one in loads])
-            deadline_s = min(one.deadline_s for one in loads)
-            return context.run(
-                attached.transfer, Operation.GET, names, pages, deadline_s, None, job
-            )
-
-        nbytes = len(future) * attached.page_bytes
-        key = (attached.pool.name, TENANT.get())
-        return Group(key, nbytes, future.deadline_s, together)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no transfer is queued or running, and no call is abandoned.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -79,9 +78,7 @@ def noted(told: list[HintAnswered]) -> Iterator[RequestPages]:
 
 def settle(noted: RequestPages) -> None:
     """Wait for the thread of the hints."""
-    reached = threading.Event()
-    noted.hints._thread.submit(reached.set)
-    assert reached.wait(60)
+    assert noted.hints._requests.drain(time.monotonic() + 60)
 
 
 def test_pages_of_a_hint_are_awaited_with_their_times(noted: RequestPages) -> None:
