@@ -13,8 +13,8 @@ import pytest
 TESTS = Path(__file__).parent / "tests"
 ENGINE = TESTS / "engine"
 
-# A program, and what imports LMCache.
-collect_ignore = ["tests/lmcache_environment.py"]
+# A program, and plugins of pytest that LMCache's own tests run with.
+collect_ignore = ["tests/lmcache_environment.py", "tests/outside"]
 
 # Tests import `lmcache_environment`, which people run as a script.
 sys.path.insert(0, str(TESTS))

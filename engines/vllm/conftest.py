@@ -24,6 +24,7 @@ collect_ignore = [
     "tests/engine/router_load.py",
     "tests/engine/vllm_run.py",
     "tests/identity_gate.py",
+    "tests/outside",
     "tests/vllm_environment.py",
 ]
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
-from pypi_simple import PyPISimple
 
 LIMIT_S = 540
 """Seconds for one file of tests."""
@@ -37,6 +36,8 @@ class Archive:
 
     def unpacked(self, folder: Path) -> Path:
         """Load it from the index; return its folder, in `folder`."""
+        from pypi_simple import PyPISimple  # noqa: PLC0415 - in engines' environments
+
         with PyPISimple() as index:
             (found,) = [
                 one
