@@ -36,7 +36,8 @@ class Archive:
 
     def unpacked(self, folder: Path) -> Path:
         """Load it from the index; return its folder, in `folder`."""
-        from pypi_simple import PyPISimple  # noqa: PLC0415 - in engines' environments
+        # In the environments of engines alone.
+        from pypi_simple import PyPISimple
 
         with PyPISimple() as index:
             (found,) = [
