@@ -147,6 +147,20 @@ def test_the_budget_is_given_to_the_head_of_a_prefix(open_depot: OpenDepot) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("never_read_again")
+def test_erasing_goes_on_where_another_process_has_deleted_a_segment(
+    open_depot: OpenDepot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depot, other = open_depot(), open_depot()
+    depot.put(range(4), expire_at=expiring(range(4), 10))
+    other.clear()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 20)
+    assert depot.store.erase_expired() == 0
+    depot.put(range(4))
+    assert depot.get(range(4)) == [OK] * 4
+
+
+@pytest.mark.usefixtures("never_read_again")
 def test_who_asks_for_nothing_is_told_what_holds_now(open_depot: OpenDepot) -> None:
     """Also what another process changed within the pause between two looks."""
     depot, other = open_depot(), open_depot()

@@ -174,8 +174,10 @@ class Retainer:
             numbers = self._index.segment_of[rows]
         over, erased = partial(self._index.is_expired, grace_s=GRACE_S), 0
         for number in np.unique(numbers).tolist():
-            if not (stopped and stopped.is_set()):
-                erased += self._erase_in(number, lambda: rows, over)
+            # Another process may delete it in this moment.
+            with suppress(FileNotFoundError):
+                if not (stopped and stopped.is_set()):
+                    erased += self._erase_in(number, lambda: rows, over)
         self._catalog.counts["pages_expired"] += erased
         return erased
 
