@@ -81,7 +81,7 @@ def _chosen(transfer: Any) -> Iterator[Mapping[str, Any]]:  # noqa: ANN401 - vLL
 def _check_neighbours(transfer: Any) -> None:  # noqa: ANN401 - same
     """Reject a connector beside kvdock's whose pages are not this engine's own.
 
-    kvdock stores what is in an engine's memory, whoever has put it there.
+    kvdock stores what is in an engine's memory, also what another connector loaded.
     """
     if not any(True for _ in _chosen(transfer)):
         return

@@ -2,7 +2,7 @@
 
 vLLM hashes such an item, and every block from it on is named by that hash. A request
 may bring a name (`uuid`) in its place, and nothing says which bytes it is the name of:
-whoever spells the hash of another image has his pages found by all who send that image.
+a client that spells the hash of another image has its pages found by all who send that.
 In vLLM's own cache this ends with the engine; what is stored would stay. So a name
 counts in the process that was given it, and is the hash of nothing.
 """
