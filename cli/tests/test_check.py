@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -21,6 +22,9 @@ from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import check as report
 from kvdock_cli.reports._style import Style
+
+if TYPE_CHECKING:
+    from tiny import Shelf
 
 GOLDEN = Path(__file__).with_name("golden")
 AT = "/lib/kvdock_alpha/plugin.py:41 in kvdock_batch_io"
@@ -299,3 +303,16 @@ def test_the_report_fits(made: CheckReport, width: int) -> None:
     whole = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text()
     shown = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text(Style(width))
     check_fits(whole, shown, width)
+
+
+def test_the_probe_may_take_as_long_as_the_run(shelf: Shelf) -> None:
+    probe = """def kvdock_probe(config):
+    import threading
+    threading.Event().wait()
+
+@hookimpl
+def kvdock_manifest"""
+    shelf.add_backend("stuck", ("def kvdock_manifest", probe))
+    done = shelf.kvdock("check", "stuck", "--timeout", "1")
+    assert done.returncode == 1
+    assert "no answer within 1 s" in done.stderr

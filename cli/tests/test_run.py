@@ -118,11 +118,11 @@ def test_a_configured_backend_goes_before_a_default(
     file = tmp_path / "kvdock.toml"
     file.write_text('[backends.s3]\nurl = "s3://bucket"\n')
     monkeypatch.setenv("KVDOCK_CONFIG", str(file))
-    assert run._settings({}) == {"plugin": "s3"}
+    assert run.storage_settings({}) == {"plugin": "s3"}
     file.write_text(file.read_text() + '[[tiers]]\nbackend = "s3"\n')
-    tiers: Any = run._settings({})["tiers"]
+    tiers: Any = run.storage_settings({})["tiers"]
     assert [tier["backend"] for tier in tiers] == ["s3"]
-    assert run._settings({"plugin": "file"}) == {"plugin": "file"}
+    assert run.storage_settings({"plugin": "file"}) == {"plugin": "file"}
 
 
 @pytest.mark.parametrize(

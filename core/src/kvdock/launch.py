@@ -1,19 +1,37 @@
-"""What the command line of an engine lacks, so that its storage is kvdock.
+"""What adapters say about the command line of an engine, before the engine starts.
 
-An adapter offers a function `(command, settings) -> Launch` as an entry point of
-`kvdock.commands` with the name `run.ENGINE`. It is called in a process without the
-engine, before the engine starts.
+An adapter offers two functions as entry points of `kvdock.commands`:
+
+- `run.ENGINE`, `(command, settings) -> Launch`: what the command lacks, so that its
+  storage is kvdock. It is called in a process without the engine.
+- `route.ENGINE`, `(command, settings) -> NamespacePlan`: whose pages the engine
+  would find. It imports the engine, and loads no model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 if TYPE_CHECKING:
+    from kvdock.namespace import Record
     from kvdock.plugin.hookspecs import Finding
+
+
+def split_command(command: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the program, or the package that a Python runs, and its arguments.
+
+    >>> split_command(["/usr/bin/python3", "-m", "vllm.entrypoints.cli", "serve", "m"])
+    ('vllm', ['serve', 'm'])
+    """
+    words = list(command)
+    if "-m" in words[:-1]:
+        place = words.index("-m") + 1
+        return words[place].partition(".")[0], words[place + 1 :]
+    return Path(words[0]).name, words[1:]
 
 
 @attrs.frozen(kw_only=True)
@@ -30,3 +48,18 @@ class Launch:
     flags: Sequence[str]
     variables: Mapping[str, str]
     findings: Sequence[Finding]
+
+
+@attrs.frozen(kw_only=True)
+class NamespacePlan:
+    """The namespaces that an engine would use, as far as its command says.
+
+    Args:
+        records: The record of each namespace without its pools, by what has its pages:
+            "target", and "draft" where a draft model has a namespace of its own.
+        loaded: Fields that are known, or are others, once the engine has loaded its
+            model, by their names in `flatten_record` or the beginnings of those.
+    """
+
+    records: Mapping[str, Record]
+    loaded: Sequence[str]

@@ -111,17 +111,23 @@ def try_backend(
 
 
 def require_ready(
-    backend: Backend, settings: Mapping[str, object], advice: str = ""
+    backend: Backend,
+    settings: Mapping[str, object],
+    advice: str = "",
+    *,
+    timeout_s: float = PATIENCE_S,
 ) -> None:
     """Raise what a backend finds wrong before anything is stored in it.
 
-    Without this, a disk without room shows as pages that were refused.
+    Without this, a disk without room shows as pages that were refused. `timeout_s` is
+    how long its probe may take, which may import an engine.
 
     Raises:
         SettingsError: If the settings are wrong.
         KvdockError: If its probe finds a problem.
     """
-    for finding in try_backend(backend, settings, pages=False).findings:
+    trial = try_backend(backend, settings, timeout_s=timeout_s, pages=False)
+    for finding in trial.findings:
         if not finding.ok:
             raise KvdockError(
                 f"backend {backend.name!r} cannot store pages here: {finding.what}",

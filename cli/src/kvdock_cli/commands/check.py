@@ -95,7 +95,10 @@ def check(  # noqa: PLR0913 - what a check depends on
             for tried in (settings, whole):
                 # Each of some hundred tests would fail in the same way.
                 resolved = checkup.resolve_settings(schema, tried, Path(folder, one))
-                require_ready(Backend(plugins[one]), resolved)
+                with progress.shown(f"waiting for the probe of {one}"):
+                    require_ready(
+                        Backend(plugins[one]), resolved, timeout_s=patience(timeout)
+                    )
     nearest = next(iter(given))
     with progress.shown("collecting tests") as bar:
 

@@ -10,6 +10,7 @@ from kvdock.errors import NoRoute, PoolError
 from kvdock.models import Deployment, assemble
 from kvdock.pools import ContextSplit, sharing_limits
 from kvdock_cli.arguments import model_of, needs_of, settings_of
+from kvdock_cli.commands import planned_namespace
 from kvdock_cli.output import UsageProblem, emit
 from kvdock_cli.reports import route as report
 from kvdock_cli.reports.memory import Memory
@@ -17,6 +18,8 @@ from kvdock_cli.terminal import style_of
 
 
 def route(  # noqa: PLR0913 - what routing depends on
+    command: tuple[str, ...] = (),
+    /,
     *,
     model: str = "",
     draft: str = "",
@@ -42,11 +45,19 @@ def route(  # noqa: PLR0913 - what routing depends on
     need: tuple[str, ...] = (),
     strict: bool = False,
     all_: bool = False,
+    namespace: bool = False,
+    against: str = "",
+    set_: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
     """Show which backend would keep which pool, and why.
 
+    With --namespace, say instead whether an engine with a new command would find the
+    pages that are stored, and which field of it separates them if not; exit 1 then.
+
     Args:
+        command: With --namespace, the engine's command, such as vllm serve MODEL,
+            behind two dashes.
         model: A model that kvdock describes, or a TOML or JSON file that
             describes one.
         draft: The draft model that goes with it.
@@ -79,8 +90,19 @@ def route(  # noqa: PLR0913 - what routing depends on
             (sharing=cluster) or FIELD (integrity).
         strict: Take optional pools for required ones.
         all_: Also say of every other backend why it is not chosen.
+        namespace: Compare the namespace of an engine's command, where that engine is
+            installed; no model is loaded.
+        against: With --namespace, a store's root directory or the URL of a bucket, or a
+            file with the line of JSON that this prints for another command; the
+            directory of the settings if left out.
+        set_: With --namespace, a setting of the adapter or its backend, as KEY=VALUE;
+            may be given several times.
         json: Print one line of JSON.
     """
+    if namespace:
+        return planned_namespace.compare(command, against, set_, as_json=json)
+    if command or against or set_:
+        raise UsageProblem("a command, --against and --set are for --namespace")
     if host_ranks < 1 or (pages or 0) < 0:
         raise UsageProblem("--host-ranks is at least 1, and --pages at least 0")
     about = model_of(model, pool, layers)

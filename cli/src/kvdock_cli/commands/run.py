@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvdock import Scope
 from kvdock.config import with_configured
 from kvdock.errors import KvdockError
+from kvdock.launch import split_command
 from kvdock.plugin import COMMANDS_GROUP, import_entry_point, usable_entry_points
 from kvdock_cli import progress
 from kvdock_cli.arguments import settings_of
@@ -29,8 +30,6 @@ from kvdock_cli.terminal import style_of
 if TYPE_CHECKING:
     from kvdock.launch import Launch
     from kvdock.plugin import Candidate
-
-_PREFIX = "run."
 
 
 def run(command: tuple[str, ...], /, *, set_: tuple[str, ...] = ()) -> int:
@@ -46,17 +45,7 @@ def run(command: tuple[str, ...], /, *, set_: tuple[str, ...] = ()) -> int:
         set_: A setting of the adapter or its backend, as KEY=VALUE; may be given
             several times.
     """
-    known = engines()
-    words = [Path(command[0]).name]
-    if "-m" in command[:-1]:
-        words.append(command[command.index("-m") + 1].partition(".")[0])
-    named = [word for word in words if word in known]
-    if not named:
-        raise UsageProblem(
-            f"no installed adapter knows {shlex.join(command[:3])!r}",
-            fix=f"Engines of the adapters: {', '.join(known) or 'none'}.",
-        )
-    candidate = known[named[0]]
+    candidate = adapter_of(command, engines())
     launch = _prepared(candidate, command, set_)
     said = diagnosis.report(Diagnosis(sections=[Section(candidate, launch.findings)]))
     sys.stderr.write(said.text(style_of(sys.stderr)) + "\n")
@@ -73,13 +62,24 @@ def run(command: tuple[str, ...], /, *, set_: tuple[str, ...] = ()) -> int:
         ) from error
 
 
-def engines() -> dict[str, Candidate]:
-    """Return the adapters that can start an engine, by its name."""
+def engines(prefix: str = "run.") -> dict[str, Candidate]:
+    """Return what adapters offer under a prefix, by the engine's name."""
     return {
-        one.name.removeprefix(_PREFIX): one
-        for one in usable_entry_points(COMMANDS_GROUP)
-        if one.name.startswith(_PREFIX)
+        candidate.name.removeprefix(prefix): candidate
+        for candidate in usable_entry_points(COMMANDS_GROUP)
+        if candidate.name.startswith(prefix)
     }
+
+
+def adapter_of(command: Sequence[str], known: Mapping[str, Candidate]) -> Candidate:
+    """Return the adapter of the engine that a command starts."""
+    program = split_command(command)[0] if command else ""
+    if program not in known:
+        raise UsageProblem(
+            f"no installed adapter knows {shlex.join(command[:3])!r}",
+            fix=f"Engines of the adapters: {', '.join(known) or 'none'}.",
+        )
+    return known[program]
 
 
 def flags_of(name: str) -> Callable[..., int]:
@@ -127,11 +127,11 @@ def _prepared(
 ) -> Launch:
     launch: Any = import_entry_point(candidate)
     with progress.shown("examining"):
-        done: Launch = launch(command, _settings(settings_of(set_)))
+        done: Launch = launch(command, storage_settings(settings_of(set_)))
     return done
 
 
-def _settings(given: Mapping[str, str]) -> dict[str, object]:
+def storage_settings(given: Mapping[str, str]) -> dict[str, object]:
     """Return settings that name a backend: one that is configured, or a default.
 
     The default is the first that keeps pages in a directory beyond its process.

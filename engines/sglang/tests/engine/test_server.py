@@ -26,7 +26,7 @@ import kvdock_trace
 from kvdock.child_processes import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 pytestmark = pytest.mark.slow
 
@@ -151,31 +151,44 @@ class Server:
             time.sleep(0.05)
 
 
+def flags_of(folder: Path, port: int) -> dict[str, object]:
+    """Return the launch arguments of a server of a tiny model."""
+    tiny = tiny_models.MODELS["llama"]
+    return {
+        **engine_run.ALWAYS,
+        **tiny.engine,
+        "model_path": tiny_models.make(tiny.name, folder),
+        "host": "127.0.0.1",
+        "port": port,
+        "admin_api_key": KEY,
+        "log_level": "warning",
+        "enable_metrics": True,
+    }
+
+
+def words_of(flags: Mapping[str, object]) -> list[str]:
+    """Spell launch arguments as the words of a command."""
+    words = []
+    for name, value in flags.items():
+        words.append(f"--{name.replace('_', '-')}")
+        words += [] if value is True else [str(value)]
+    return words
+
+
 @contextmanager
 def served(folder: Path, start: Sequence[str] = ()) -> Iterator[Server]:
     """Start SGLang's server with a cache in host memory and no storage.
 
     `start` is a command that starts it with what storage needs.
     """
-    tiny = tiny_models.MODELS["llama"]
-    flags = {
-        **engine_run.ALWAYS,
-        **tiny.engine,
-        "model_path": tiny_models.make(tiny.name, folder),
-        "host": "127.0.0.1",
-        "port": free_port(),
-        "admin_api_key": KEY,
-        "log_level": "warning",
-        "enable_metrics": True,
-    }
+    port = free_port()
+    flags = flags_of(folder, port)
     command = [sys.executable, "-c", START]
     if start:
         del flags["enable_hierarchical_cache"], flags["hicache_storage_prefetch_policy"]
         command = [*start, sys.executable, "-m", "sglang.launch_server"]
-    for name, value in flags.items():
-        command.append(f"--{name.replace('_', '-')}")
-        command += [] if value is True else [str(value)]
-    server = Server(int(str(flags["port"])), folder / "trace")
+    command += words_of(flags)
+    server = Server(port, folder / "trace")
     log = folder / "server.log"
     variables = {
         **os.environ,

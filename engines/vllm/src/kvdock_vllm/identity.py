@@ -135,7 +135,12 @@ def read(config: Any, field: str) -> Any:  # noqa: ANN401 - vLLM's VllmConfig an
 
 
 def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: ANN401 - vLLM's VllmConfig and KVCacheConfig
-    """Read what this engine's pages belong to.
+    """Read what this engine's pages belong to; raise as `describe` does."""
+    return attrs.evolve(describe(config, own), groups=_groups(config, kv, own))
+
+
+def describe(config: Any, own: AdapterSettings) -> Identity:  # noqa: ANN401 - vLLM's VllmConfig
+    """Read what decides about pages before the model is loaded: all but its groups.
 
     It reads the model's files where no commit says what they hold.
 
@@ -167,7 +172,7 @@ def identify(config: Any, kv: Any, own: AdapterSettings) -> Identity:  # noqa: A
             **{field: str(read(config, field)) for field in REPORTED},
         },
         adapters=json.dumps(identity_fields(lora, LORA_EXEMPTIONS)) if lora else "",
-        groups=_groups(config, kv, own),
+        groups=(),
         stages=int(read(config, "parallel_config.pipeline_parallel_size")),
         process=f"dp{read(config, 'parallel_config.data_parallel_index')}",
     )

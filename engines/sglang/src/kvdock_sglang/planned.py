@@ -1,0 +1,88 @@
+"""Whose pages an engine would find, from its command alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvdock import Shard
+from kvdock.errors import KvdockError
+from kvdock.launch import NamespacePlan, split_command
+from kvdock.namespace import namespace_record
+from kvdock_sglang.launch import launch
+from kvdock_sglang.launch_flags import EXTRA, configuration
+from kvdock_sglang.namespace import Ranks, launched, namespace
+from kvdock_sglang.settings import collect
+
+LOADED = (
+    "pools",
+    "page_format.page_order",
+    "page_format.packed_draft_layers",
+    "page_format.tag",
+)
+"""What the pools in host memory say once they have been made."""
+
+
+def plan_namespace(
+    command: Sequence[str], settings: Mapping[str, object]
+) -> NamespacePlan:
+    """Read whose pages the first rank of an engine with this command would find.
+
+    Called by `kvdock route --namespace`; it imports SGLang. A command without kvdock's
+    flags gets those that `kvdock run` would add.
+
+    Args:
+        command: Its words, from the program on.
+        settings: What its storage class is to get, in words.
+
+    Raises:
+        KvdockError: If SGLang or kvdock rejects the command.
+    """
+    words = list(command)
+    if not any(word.startswith(EXTRA) for word in words):
+        words += launch(command, settings).flags
+    resolved = _publish(words)
+    text = str(resolved["hicache_storage_backend_extra_config"] or "{}")
+    own = collect(configuration(text), lenient=True).own
+    started = launched(own)
+    ranks = Ranks(
+        shard=Shard(),
+        pp_size=int(resolved["pp_size"]),
+        cp_size=int(resolved["attn_cp_size"]),
+    )
+    target, draft = namespace(started.served_name, ranks, own, started)
+    names = (
+        {"target": target} if draft == target else {"target": target, "draft": draft}
+    )
+    return NamespacePlan(
+        records={name: namespace_record(one, ()) for name, one in names.items()},
+        loaded=LOADED,
+    )
+
+
+def _publish(words: Sequence[str]) -> dict[str, Any]:
+    """Read a command as SGLang's scheduler gets it; return what it resolved.
+
+    Source: SGLang 0.5.23, `launch_server.py` and `runtime_context.py:publish`.
+    """
+    from sglang.srt.plugins import load_plugins  # noqa: PLC0415 - the engine
+    from sglang.srt.runtime_context import publish  # noqa: PLC0415 - same
+    from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415 - same
+
+    load_plugins()
+    _, rest = split_command(words)
+    try:
+        given = prepare_server_args(rest[rest[:1] == ["serve"] :])
+        given.resolve_once()
+        publish(given, role="scheduler")
+        return dict(given.resolved_dict())
+    except SystemExit as error:
+        raise KvdockError(
+            "SGLang cannot read the command; what it said stands above",
+            fix="Correct the command.",
+        ) from error
+    except Exception as error:
+        raise KvdockError(
+            f"SGLang rejects the command: {type(error).__name__}: {error}",
+            fix="Run this where the engine would run: in its image, on such a host.",
+        ) from error
