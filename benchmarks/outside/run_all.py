@@ -161,11 +161,11 @@ def mooncake(
     folder: Path, requests: Requests, turns: int, *, small: bool
 ) -> dict[str, Any]:
     """Compare through the interface of Mooncake's storage benchmark."""
-    most_pages = 64 if small else 768
+    most_pages, page_bytes = 768, REPLAYED_BYTES >> (4 if small else 0)
     replayed = head_of(requests, most_pages)
     for name in ("slots", "kvdock"):
         (folder / name).mkdir(mode=0o700)
-    args = (REPLAYED_BYTES, most_pages)
+    args = (page_bytes, most_pages)
     slots = mooncake_storage.SlotFile(folder / "slots", *args)
     kvdock = mooncake_storage.KvdockPages(folder / "kvdock", *args)
 
@@ -178,6 +178,8 @@ def mooncake(
         reads, writes = mooncake_storage.replay(storage, numbers)
         return {"read": reads, "write": writes}
 
+    if sum(map(len, replayed)) == len(set().union(*map(np.ndarray.tolist, replayed))):
+        raise SystemExit("no block comes twice: nothing would be read")
     try:
         figures = in_turns(lambda n: run(slots, n), lambda n: run(kvdock, n), turns)
     finally:
@@ -215,7 +217,13 @@ def main(arguments: Sequence[str]) -> None:
         )
     print("\n== hit rates of kvdock's LRU and optimum, and of kvcache-simulator's")
     figures["hit_rates"] = hit_rates.measure(trace.requests)
-    whole = {"machine": machine, "load": trace.name, "turns": turns, "figures": figures}
+    whole = {
+        "machine": machine,
+        "load": trace.name,
+        "turns": turns,
+        "quick": small,
+        "figures": figures,
+    }
     if given.save:
         RESULT.write_text(json.dumps(whole, indent=1) + "\n")
     print(json.dumps(whole))
