@@ -181,6 +181,9 @@ check-s3-servers: $(STAMP) ## Run the conformance kit on s3rver and Azurite, fro
 bench-sglang: ## Measure SGLang with kvdock against SGLang with its own file store.
 	@$$($(PYTHON) engines/sglang/tests/environment.py) benchmarks/sglang.py $(ARGS)
 
+bench-outside: ## Measure kvdock by stores, interfaces and a simulator of others, in an environment of its own.
+	@$$($(PYTHON) benchmarks/outside/outside_environment.py) benchmarks/outside/run_all.py $(ARGS)
+
 bench-pays: $(STAMP) ## Time to the first token over a grid of stores: loading, computing, kvdock.
 	@$(BIN)/python benchmarks/pays.py $(ARGS)
 

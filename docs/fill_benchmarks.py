@@ -19,6 +19,22 @@ from generated import between, table, write_or_compare
 DOCS = Path(__file__).parent
 PAGE = DOCS / "reference" / "benchmarks.md"
 RESULTS = DOCS.parent / "benchmarks" / "results"
+BUSY = 1.0
+"""Load average above which the machine was not measured alone."""
+STORES = {
+    "file": "a file a page",
+    "file_checked": "a file a page, with XXH3",
+    "sqlite": "SQLite",
+    "lmdb": "LMDB",
+    "rocksdb": "RocksDB",
+    "kvdock_backend": "kvdock's backend alone",
+}
+OPERATIONS = {
+    "put_new": "Storing pages that are new",
+    "get_known": "Loading pages that are stored",
+    "put_known": "Storing pages that are stored already",
+    "get_unknown": "Loading pages that are not stored",
+}
 ABOUT = {
     "file": "The file backend beside its peers and raw I/O (`make bench-file`)",
     "mooncake": "The mooncake backend beside its library alone (`make bench-mooncake`)",
@@ -47,12 +63,87 @@ def block() -> str:
         figures.pop("gb_per_s", None)
         rows = [(f"`{key}`", f"{value:g}") for key, value in _flat(figures)]
         parts += [
-            f"## {name}\n\n{about}, {_where(machine)}.\n\n",
+            f"### {name}\n\n{about}, {_where(machine)}.\n\n",
             "<details><summary>all figures</summary>\n\n",
             table(("figure", "value"), rows),
             "\n</details>\n\n",
         ]
     return "".join(parts)
+
+
+def outside_block() -> str:
+    """Return what was measured beside the stores and interfaces of others."""
+    found = json.loads((RESULTS / "outside.json").read_text())
+    machine, figures = found["machine"], found["figures"]
+    text = f"M{_where(machine)[1:]}; {found['turns']} turns.\n"
+    if machine["load_average"] > BUSY:
+        text += "**The machine was busy: these figures are provisional.**\n"
+    if found["quick"]:
+        text += "**A quick run: pages of 64K alone, an eighth of the bytes.**\n"
+    parts = [text]
+    stores = figures["stores"]["seconds_over_kvdock"]
+    for operation, about in OPERATIONS.items():
+        cells = stores[operation]
+        where = list(cells["file"])
+        rows = [
+            (
+                said,
+                *(
+                    f"{cells[name][one]['wall']:g} ({cells[name][one]['processor']:g})"
+                    for one in where
+                ),
+            )
+            for name, said in STORES.items()
+        ]
+        speeds = figures["stores"]["kvdock_gb_s"].get(operation)
+        if speeds:
+            rows.append(("kvdock, GB/s", *(f"{speeds[one]:g}" for one in where)))
+        parts += [f"### {about}\n", table(("", *where), rows), _quicker(cells)]
+    for name, title, peer in (
+        ("mlperf", "MLPerf Storage's interface", "NumPy files"),
+        ("mooncake", "Mooncake's interface", "one file of slots"),
+    ):
+        parts += [f"### {title}\n", _through(figures[name], peer)]
+    rows = [
+        (policy, share, *(f"{rate:.4f}" for rate in rates.values()))
+        for policy, shares in figures["hit_rates"].items()
+        for share, rates in shares.items()
+    ]
+    head = ("policy", "room", "kvdock's benchmark", "kvcache-simulator")
+    parts += ["### Hit rates by another's simulator\n", table(head, rows)]
+    return "\n".join(parts)
+
+
+def _quicker(cells: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Say where others are faster, or take less processor time."""
+    lines = []
+    for name in ("file", "file_checked", "sqlite", "lmdb", "rocksdb"):
+        wall, processor = (
+            [where for where, one in cells[name].items() if one[kind] < 1]
+            for kind in ("wall", "processor")
+        )
+        some = f"{len(wall)} of {len(cells[name])} cells by the clock"
+        if name == "file_checked" and wall:
+            some += f" ({', '.join(wall)})"
+        lines.append(f"{STORES[name]} in {some}, in {len(processor)} by processor time")
+    return "Ahead of kvdock: " + "; ".join(lines) + ".\n"
+
+
+def _through(figures: Mapping[str, Any], peer: str) -> str:
+    ratios = figures["seconds_over_kvdock"]
+    rows = [
+        (what, *_latencies(figures, what), f"{ratios[what]:g}")
+        for what in ("read", "write")
+    ]
+    rows.append(("processor time", "", "", f"{ratios['processor']:g}"))
+    columns = (f"{peer}, ms p50 / p95", "kvdock, ms p50 / p95", "seconds over kvdock's")
+    return table(("", *columns), rows)
+
+
+def _latencies(figures: Mapping[str, Any], what: str) -> Iterator[str]:
+    for name in ("peer", "kvdock"):
+        times = figures[name][f"{what}_ms"]
+        yield f"{times['p50']:g} / {times['p95']:g}"
 
 
 def _flat(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
@@ -78,5 +169,6 @@ def _where(machine: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    text = between(PAGE.read_text(), "benchmarks", block())
+    text = between(PAGE.read_text(), "outside", outside_block())
+    text = between(text, "benchmarks", block())
     write_or_compare({PAGE: text}, sys.argv[1:])
