@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import pytest
-from widths import WIDTHS, check_fits
+from golden import check_report, check_text
 
 from kvdock.errors import PluginError, SettingsError
 from kvdock.testing import CheckReport, FinishedRun
@@ -20,7 +19,6 @@ from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import check as report
-from kvdock_cli.reports._style import Style
 
 GOLDEN = Path(__file__).with_name("golden")
 AT = "/lib/kvdock_alpha/plugin.py:41 in kvdock_batch_io"
@@ -94,13 +92,6 @@ DEAD = checkup(
 )
 
 
-def as_golden(name: str, text: str) -> None:
-    path = GOLDEN / name
-    if os.environ.get("TESTS_OF_KVDOCK_GOLDEN") == "write":
-        path.write_text(text + "\n")
-    assert text + "\n" == path.read_text()
-
-
 @pytest.mark.parametrize(
     ("name", "made"),
     [
@@ -111,13 +102,15 @@ def as_golden(name: str, text: str) -> None:
         ("check-alike", ALIKE),
     ],
 )
-def test_the_report_reads_as_it_did(name: str, made: CheckReport) -> None:
-    as_golden(f"{name}.txt", report.report(made, "alpha (kvdock-alpha 1.2)").text())
+def test_the_report_reads_as_it_did_and_fits(name: str, made: CheckReport) -> None:
+    check_report(
+        GOLDEN / f"{name}.txt", report.report(made, "alpha (kvdock-alpha 1.2)")
+    )
 
 
 def test_the_report_as_data_is_what_the_docs_say() -> None:
     data = report.report(BAD, "alpha (kvdock-alpha 1.2)").as_data()
-    as_golden("check.json", json.dumps(data, indent=1))
+    check_text(GOLDEN / "check.json", json.dumps(data, indent=1))
     assert data["ok"] is False
 
 
@@ -291,11 +284,3 @@ def test_a_timeout_that_is_no_time_is_a_wrong_question(timeout: float) -> None:
         check("file", timeout=timeout)
     with pytest.raises(UsageProblem, match="is not a time to wait"):
         doctor("file", timeout=timeout)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("made", [GOOD, BAD, DEAD, UNPROVEN, ALIKE])
-def test_the_report_fits(made: CheckReport, width: int) -> None:
-    whole = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text()
-    shown = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text(Style(width))
-    check_fits(whole, shown, width)
