@@ -117,7 +117,7 @@ def test_pages_go_by_their_hashes_alone(
     assert [one["pages"] for one in found["removals"]] == [3] * 4
     assert pages(root, "") == pages(root, "of acme") == 5
     hashes.write_text("\n")
-    with pytest.raises(UsageProblem, match="names no pages"):
+    with pytest.raises(UsageProblem, match="has no page hashes"):
         removed(capsys, root, hashes=hashes)
 
 

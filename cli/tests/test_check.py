@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from widths import WIDTHS, check_fits
+from golden import check_report, check_text
 
 from kvdock.errors import PluginError, SettingsError
 from kvdock.testing import CheckReport, FinishedRun
@@ -21,7 +20,6 @@ from kvdock_cli.commands.check import check
 from kvdock_cli.commands.doctor import doctor
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import check as report
-from kvdock_cli.reports._style import Style
 
 if TYPE_CHECKING:
     from tiny import Shelf
@@ -98,13 +96,6 @@ DEAD = checkup(
 )
 
 
-def as_golden(name: str, text: str) -> None:
-    path = GOLDEN / name
-    if os.environ.get("TESTS_OF_KVDOCK_GOLDEN") == "write":
-        path.write_text(text + "\n")
-    assert text + "\n" == path.read_text()
-
-
 @pytest.mark.parametrize(
     ("name", "made"),
     [
@@ -115,13 +106,15 @@ def as_golden(name: str, text: str) -> None:
         ("check-alike", ALIKE),
     ],
 )
-def test_the_report_reads_as_it_did(name: str, made: CheckReport) -> None:
-    as_golden(f"{name}.txt", report.report(made, "alpha (kvdock-alpha 1.2)").text())
+def test_the_report_reads_as_it_did_and_fits(name: str, made: CheckReport) -> None:
+    check_report(
+        GOLDEN / f"{name}.txt", report.report(made, "alpha (kvdock-alpha 1.2)")
+    )
 
 
 def test_the_report_as_data_is_what_the_docs_say() -> None:
     data = report.report(BAD, "alpha (kvdock-alpha 1.2)").as_data()
-    as_golden("check.json", json.dumps(data, indent=1))
+    check_text(GOLDEN / "check.json", json.dumps(data, indent=1))
     assert data["ok"] is False
 
 
@@ -295,14 +288,6 @@ def test_a_timeout_that_is_no_time_is_a_wrong_question(timeout: float) -> None:
         check("file", timeout=timeout)
     with pytest.raises(UsageProblem, match="is not a time to wait"):
         doctor("file", timeout=timeout)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("made", [GOOD, BAD, DEAD, UNPROVEN, ALIKE])
-def test_the_report_fits(made: CheckReport, width: int) -> None:
-    whole = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text()
-    shown = report.report(made, "alpha 1.2.3 (kvdock-alpha)").text(Style(width))
-    check_fits(whole, shown, width)
 
 
 def test_the_probe_may_take_as_long_as_the_run(shelf: Shelf) -> None:

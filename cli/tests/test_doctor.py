@@ -75,6 +75,12 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
+def findings(data: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the findings of one section."""
+    (found,) = [one for one in data["sections"] if one["name"] == name]
+    return list(found["findings"])
+
+
 def probing(shelf: Shelf, name: str, body: str, *edits: tuple[str, str]) -> None:
     shelf.add_backend(name, (HOOK, PROBE.replace("BODY", body)), *edits)
 
@@ -99,8 +105,7 @@ def test_each_way_of_being_broken_has_a_problem_of_its_own(shelf: Shelf) -> None
         assert problem["entry_point"].startswith("kvdock_")
         assert problem["cause"]
         assert problem["fix"]
-    sections = {section["name"]: section["findings"] for section in data["sections"]}
-    assert sections["good"] == [
+    assert findings(data, "good") == [
         {"state": "ok", "what": "nothing to complain of", "hint": ""}
     ]
 
@@ -161,9 +166,9 @@ def test_the_settings_of_an_observer_are_looked_at(
     assert (data["sections"][0]["findings"][0]["state"], code) == ("ok", 0)
     monkeypatch.setenv("KVDOCK_OBSERVERS__MINE__RATE", "often")
     data, code = ask()
-    (found,) = [one for one in data["sections"] if one["name"] == "mine"]
-    assert (found["findings"][0]["state"], code) == ("problem", 1)
-    assert "rate: 'often' is not a number" in found["findings"][0]["what"]
+    (found,) = findings(data, "mine")
+    assert (found["state"], code) == ("problem", 1)
+    assert "rate: 'often' is not a number" in found["what"]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +223,8 @@ def test_a_probe_gets_what_the_file_and_the_environment_say(
 
     def found() -> tuple[str, str]:
         data, _ = ask(*name)
-        (section,) = [one for one in data["sections"] if one["name"] == "good"]
-        return section["findings"][0]["state"], section["findings"][0]["what"]
+        (one,) = findings(data, "good")
+        return one["state"], one["what"]
 
     file = tmp_path / "kvdock.toml"
     file.write_text('[backends.good]\nroot = "/of/the/file"\n')
@@ -238,9 +243,9 @@ def test_settings_that_are_configured_and_wrong_are_a_problem(
     needing_settings(shelf)
     monkeypatch.setenv("KVDOCK_BACKENDS__GOOD__ROTO", "/x")
     data, code = ask()
-    (section,) = [one for one in data["sections"] if one["name"] == "good"]
-    assert (section["findings"][0]["state"], code) == ("problem", 1)
-    assert "unknown setting 'roto'" in section["findings"][0]["what"]
+    (found,) = findings(data, "good")
+    assert (found["state"], code) == ("problem", 1)
+    assert "unknown setting 'roto'" in found["what"]
 
 
 def test_without_its_settings_a_backend_is_skipped_until_it_is_named(
@@ -249,8 +254,7 @@ def test_without_its_settings_a_backend_is_skipped_until_it_is_named(
 ) -> None:
     needing_settings(shelf)
     data, _ = ask()
-    finding = next(one for one in data["sections"] if one["name"] == "good")["findings"]
-    assert finding == [
+    assert findings(data, "good") == [
         {
             "state": "skipped",
             "what": "backend 'good': setting 'root' is missing",
@@ -342,8 +346,9 @@ def test_a_broken_section_is_a_problem_and_stops_no_other(
     data, code = ask()
     assert code == 1
     assert [one["name"] for one in data["problems"]] == ["engine"]
-    section = next(one for one in data["sections"] if one["name"] == "other")
-    assert section["findings"][0]["what"] == "TypeError: 'int' object is not callable"
+    assert (
+        findings(data, "other")[0]["what"] == "TypeError: 'int' object is not callable"
+    )
 
 
 @pytest.mark.parametrize(
@@ -471,13 +476,11 @@ def test_a_backend_that_is_installed_and_not_configured_is_no_problem(
         ('summary="a backend"', 'summary="a backend", settings=Settings'),
     )
     data, _ = ask()
-    (section,) = [one for one in data["sections"] if one["name"] == "good"]
-    (found,) = section["findings"]
+    (found,) = findings(data, "good")
     assert (found["state"], found["what"]) == ("skipped", "not configured: no root")
     monkeypatch.setenv("KVDOCK_BACKENDS__GOOD__ROOT", "/x")
     data, _ = ask()
-    (section,) = [one for one in data["sections"] if one["name"] == "good"]
-    assert section["findings"][0]["state"] == "problem"
+    assert findings(data, "good")[0]["state"] == "problem"
 
 
 def test_a_backend_that_loses_its_page_is_a_problem(shelf: Shelf, ask: Ask) -> None:

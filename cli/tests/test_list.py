@@ -35,6 +35,8 @@ def test_the_real_listing_shows_what_is_installed(shelf: Shelf) -> None:
     about = ["a", "backend"]
     expected = ["good", "1.2.3", "kvdock-good", "?", "none", "none", "?", *about]
     assert row.split() == expected
+    backend = json.loads(shelf.kvdock("list", "good", "--json").stdout)["backend"]
+    assert backend["path"] == str(shelf.root / "kvdock_good.py")
 
 
 def test_a_listing_imports_nothing_heavy(shelf: Shelf) -> None:
@@ -155,3 +157,12 @@ def test_a_signal_during_an_import_ends_the_command(shelf: Shelf) -> None:
     )
     done = shelf.kvdock("slow")
     assert (done.returncode, done.stdout) == (128 + 15, "")
+
+
+def test_a_broken_backend_that_is_named_is_a_problem(shelf: Shelf) -> None:
+    shelf.add("bad", "import nowhere")
+    done = shelf.kvdock("list", "bad", "--json")
+    assert done.returncode == 1
+    data = json.loads(done.stdout)
+    assert data["schema"] == "kvdock.error/1"
+    assert data["problems"][0]["stage"] == "import"

@@ -55,20 +55,13 @@ def test_the_help_names_every_command(shelf: Shelf, flag: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("list", "--nope"), ("completion",), ("--nope",)]
-)
-def test_a_wrong_call_is_a_usage_error(shelf: Shelf, arguments: tuple[str]) -> None:
-    done = shelf.kvdock(*arguments)
-    assert (done.stdout, done.returncode) == ("", 2)
-    assert done.stderr
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("list", "--nope"), "no such option: --nope. See `kvdock list --help`."),
         (("new",), "missing argument 'name'. See `kvdock new --help`."),
         (("store", "lss"), "no such command 'lss'"),
+        (("--nope",), "no such option: --nope"),
+        (("completion",), "missing argument 'shell'"),
         (("nope",), "unknown command 'nope'. See `kvdock --help`."),
         (("route", "--tp", "x"), "invalid value for '--tp'"),
     ],

@@ -79,16 +79,6 @@ def test_a_mapping_is_a_command_with_subcommands(shelf: Shelf) -> None:
     assert shelf.kvdock("greet", "-h").stdout == shelf.kvdock("greet", "--help").stdout
 
 
-def test_a_typer_application_is_a_command_with_subcommands(shelf: Shelf) -> None:
-    source = GREET + (
-        "import typer\napp = typer.Typer(help='An app.')\n"
-        "@app.command()\ndef one():\n    '''Do one thing.'''\n    return 1\n"
-    )
-    add(shelf, "app", source)
-    assert shelf.kvdock("greet", "one").returncode == 1
-    assert "An app." in squeezed(shelf.kvdock("greet", "--help").stdout)
-
-
 def test_an_error_is_one_line_and_one_object(shelf: Shelf) -> None:
     add(shelf, "fail")
     done = shelf.kvdock("greet")

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 import tomlkit
+from golden import check_report
 from hypothesis import given
 from hypothesis import strategies as st
 from tried import try_installed_once
-from widths import WIDTHS, check_fits
 
 from kvdock.errors import KvdockError, PluginError, SettingsError
 from kvdock_cli import settings_file
 from kvdock_cli.commands import config
 from kvdock_cli.output import UsageProblem
 from kvdock_cli.reports import config as report
-from kvdock_cli.reports._style import Style
 
 DOCUMENTATION = (
     Path(__file__).parents[2] / "docs" / "reference" / "cli-json.md"
@@ -247,28 +246,17 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         config.init((), config=tmp_path / "none" / "kvdock.toml")
 
 
-def test_the_table_of_problems_names_the_file() -> None:
-    wrong = [settings_file.Wrong("core.x", "unknown", "Did you mean 'y'?")]
-    assert report.wrong(Path("kv.toml"), wrong).text() == (
-        "Problems of kv.toml: 1\n\n"
-        "SETTING  PROBLEM  WHAT TO DO\n"
-        "core.x   unknown  Did you mean 'y'?"
-    )
-    assert report.wrong(Path("kv.toml"), []).text() == "kv.toml is right"
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_table_of_problems_fits(width: int) -> None:
+def test_the_table_of_problems_names_the_file_and_fits() -> None:
     what = "core: unknown setting 'integrty' (file /srv/kvdock.toml)"
     wrong = [
         settings_file.Wrong("core.integrty", what, "Did you mean 'integrity'?"),
         settings_file.Wrong("backends.file.root", "it is missing", "Give it here."),
     ]
-    path = Path("kv.toml")
-    shown = report.wrong(path, wrong).text(Style(width))
-    check_fits(report.wrong(path, wrong).text(), shown, width)
+    check_report(GOLDEN / "config-validate.txt", report.wrong(Path("kv.toml"), wrong))
+    assert report.wrong(Path("kv.toml"), []).text() == "kv.toml is right"
 
 
+GOLDEN = Path(__file__).with_name("golden")
 NAMES = st.sampled_from(["core", "a", "b", "c"])
 VALUES = st.booleans() | st.integers(-9, 9) | st.text("a \"'\\#=[", max_size=5)
 TREES = st.recursive(

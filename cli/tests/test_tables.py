@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
-import pytest
-
-from kvdock import Dock, Shard
-from kvdock.models import Deployment, assemble, load_model
-from kvdock_cli.commands.list import load
-from kvdock_cli.reports import list as listing
-from kvdock_cli.reports import route
 from kvdock_cli.reports._style import PLAIN, Style, Tone
 from kvdock_cli.reports._tables import Cell, Row, columns, paragraph, table
 
-WIDTHS = range(60, 201, 7)
 HEADINGS = ("NAME", "SIZE", "WHAT")
 ROWS = [
     ("first", "1 B", "a sentence of quite a few words that has to be folded somewhere"),
@@ -23,34 +12,8 @@ ROWS = [
 ]
 
 
-Render = Callable[[Style], str]
-
-
 def widest(lines: list[str]) -> int:
     return max(map(len, lines))
-
-
-def listed() -> Render:
-    return listing.report(load()).text
-
-
-def routed() -> Render:
-    assembly = assemble(load_model("deepseek-v3.2"), Deployment(), draft="mtp")
-    return route.report(Dock.load().plan(assembly.pools, Shard())).text
-
-
-@pytest.mark.parametrize("report", [listed, routed])
-def test_reports_fit_every_terminal_and_break_no_word(
-    report: Callable[[], Render],
-) -> None:
-    render = report()
-    whole = set(re.split(r"\s+", render(PLAIN)))
-    for width in WIDTHS:
-        shown = render(Style(width))
-        assert widest(shown.splitlines()) <= width
-        # But for the line that names the columns that are left out.
-        shown = re.sub(r"Too narrow for[^:]*:\s+--json\s+has\s+all\.", "", shown)
-        assert set(shown.split()) <= whole
 
 
 def test_a_cell_that_does_not_fit_is_folded() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import typer
@@ -76,13 +76,6 @@ def test_the_help_is_the_docstring() -> None:
     assert "Whom it is about." in shown
     assert "Nothing" not in shown
     assert "--no-loud" not in shown
-
-
-def test_a_parameter_with_typers_own_words_is_left_alone() -> None:
-    def own(text: Annotated[str, typer.Option("-x")] = "y") -> None:
-        print(text)  # noqa: T201 - seen by the test
-
-    assert run(own, "-x", "z").output == "z\n"
 
 
 def test_a_function_without_a_docstring_is_described_by_nothing() -> None:

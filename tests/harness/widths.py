@@ -33,7 +33,8 @@ def check_fits(whole: str, shown: str, width: int) -> None:
     if not announced:
         assert not missing, missing
         return
-    headings = {word for word in missing if word.upper() in whole.split()}
+    tops = _words(" ".join(line for line in whole.splitlines() if line.isupper()))
+    headings = missing & tops
     assert not headings - _words(announced.replace(",", "")), headings
 
 

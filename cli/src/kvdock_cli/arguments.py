@@ -57,6 +57,18 @@ def text_of(path: Path) -> str:
         raise UsageProblem(f"{path} cannot be read: {why}") from error
 
 
+def hashes_of(path: Path | None) -> tuple[str, ...]:
+    """Return the keys, or page hashes, of a file, if one is named.
+
+    Raises:
+        UsageProblem: If it has none: all pages would be meant.
+    """
+    lines = tuple(text_of(path).split()) if path else ()
+    if path and not lines:
+        raise UsageProblem(f"{path} has no page hashes", fix="Write one a line.")
+    return lines
+
+
 def patience(timeout_s: float, option: str = "--timeout") -> float:
     """Return how long to wait, if that is a time."""
     if 0 < timeout_s <= _LONGEST_S:
@@ -89,8 +101,8 @@ def typed_settings(
 
 def needs_of(words: Iterable[str]) -> RouteRequirements:
     """Read what a deployment needs, as FIELD=VALUE or FIELD."""
-    pairs = (word if "=" in word else f"{word}=true" for word in words)
-    return structure(RouteRequirements, settings_of(pairs, "--need"), where="--need")
+    needs = settings_of(map(_assigned, words), "--need")
+    return structure(RouteRequirements, needs, where="--need")
 
 
 def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:
@@ -128,16 +140,18 @@ def model_of(name: str, pools: Sequence[str], layers: int) -> ModelDescription:
 
 def _table(text: str) -> dict[str, object]:
     """Read `family=mha,name=kv,heads=8`; a word without a value is true."""
-    table: dict[str, object] = {}
-    for word in filter(None, (one.strip() for one in text.split(","))):
-        key, equals, value = word.partition("=")
-        if key in table:
-            raise UsageProblem(f"--pool {text}: {key} is given twice")
-        table[key] = _value(value) if equals else True
-        if key == "layers":
-            # A number of a layer, not of layers; commas part the fields.
-            table[key] = value.replace("+", ",")
-    return table
+    words = filter(None, (word.strip() for word in text.split(",")))
+    pairs = settings_of(map(_assigned, words), f"--pool {text}:")
+    return {
+        # A number of a layer, not of layers; commas part the fields.
+        key: value.replace("+", ",") if key == "layers" else _value(value)
+        for key, value in pairs.items()
+    }
+
+
+def _assigned(word: str) -> str:
+    """Return FIELD=VALUE; a field alone is true."""
+    return word if "=" in word else f"{word}=true"
 
 
 def _value(text: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -53,19 +53,15 @@ class Samples:
 
     def pairs(self, name: str, *labels: str) -> list[tuple[str, ...]]:
         """Return the values that some labels have together in a metric, sorted."""
-        found = {tuple(every[label] for label in labels) for every, _ in self.of(name)}
-        return sorted(found)
-
-    def values(self, label: str, names: Iterable[str]) -> list[str]:
-        """Return the values of a label in some metrics, sorted."""
+        samples = self.of(name)
         return sorted(
-            {
-                labels[label]
-                for name in names
-                for labels, _ in self.of(name)
-                if labels.get(label)
-            }
+            {tuple(every.get(one, "") for one in labels) for every, _ in samples}
         )
+
+    def values(self, label: str, *names: str) -> list[str]:
+        """Return the values of a label in some metrics, sorted; none is empty."""
+        found = {value for name in names for (value,) in self.pairs(name, label)}
+        return sorted(found - {""})
 
 
 def fetch(url: str) -> Samples:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 from kvdock.errors import did_you_mean
 from kvdock.plugin import (
@@ -149,7 +149,7 @@ def load(candidate: Candidate) -> Any:  # noqa: ANN401 - a class that typer keep
             candidate.problem(
                 LoadStage.VALIDATE,
                 f"it is not a command: {type(error).__name__}: {error}",
-                "Name a function, a mapping of functions or a typer.Typer.",
+                "Name a function, or a mapping of functions.",
             )
         ) from error
 
@@ -167,30 +167,26 @@ def loaded(
     return found, tuple(problems)
 
 
-def _made(name: str, found: object, about: str) -> Any:  # noqa: ANN401 - a class that typer keeps private
+def _made(name: str, found: Any, about: str) -> Any:  # noqa: ANN401 - a class that typer keeps private
     """Build the command; `about` describes a mapping, which cannot itself."""
-    if isinstance(found, typer.Typer):
-        outer = typer.Typer(add_completion=False, rich_markup_mode=None)
-        outer.add_typer(found, name=name)
-        return get_command(outer).commands[name]  # type: ignore[attr-defined]
-    inner = typer.Typer(add_completion=False, rich_markup_mode=None)
-    if isinstance(found, Mapping):
-        inner = typer.Typer(
-            help=about,
-            cls=WholeSummaries,
-            no_args_is_help=True,
-            add_completion=False,
-            rich_markup_mode=None,
-            context_settings=CONTEXT,
-        )
-        for word, function in found.items():
-            inner.command(word)(_function(function))
-        return _made(name, inner, about)
-    inner.command(name)(_function(found))
-    command: Any = get_command(inner)
-    for param in command.params:
-        if param.type_descriptor.annotation is str:
-            param._runtime_param = _Text()  # noqa: SLF001 - typer has no other way
+    app = typer.Typer(
+        help=about,
+        cls=WholeSummaries,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        context_settings=CONTEXT,
+    )
+    several = isinstance(found, Mapping)
+    for word, function in found.items() if several else [(name, found)]:
+        if not callable(function) or inspect.isclass(function):
+            raise TypeError(f"{function!r} is not a function")
+        app.command(word)(adapted(function))
+    command: Any = get_group(app) if several else get_command(app)
+    for one in command.commands.values() if several else [command]:
+        for param in one.params:
+            if param.type_descriptor.annotation is str:
+                param._runtime_param = _Text()  # noqa: SLF001 - typer has no other way
     return command
 
 
@@ -200,12 +196,6 @@ class _Text:
     def coerce(self, value: object, **_: object) -> object:
         """Return what was given."""
         return value
-
-
-def _function(found: object) -> Any:  # noqa: ANN401 - any signature
-    if not callable(found) or inspect.isclass(found):
-        raise TypeError(f"{found!r} is not a function")
-    return adapted(found)
 
 
 def _broken(problem: PluginProblem) -> TyperCommand:

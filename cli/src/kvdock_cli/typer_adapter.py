@@ -1,8 +1,7 @@
 """Turn a plain function into what typer reads.
 
 A distribution that adds a command need not import typer: the names, the
-annotations and the docstring of its function say everything. A parameter that
-carries typer's own `Option` or `Argument` is left as it is.
+annotations and the docstring of its function say everything.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from typer.models import ParameterInfo
 
 from kvdock.config import as_path
 from kvdock_cli.output import say
@@ -122,10 +120,6 @@ def _adapted(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
         one = get_args(annotation)[0]
         metavar = f"<{getattr(one, '__name__', one)}>"
         annotation = GenericAlias(list, one)
-    own = any(isinstance(one, ParameterInfo) for one in get_args(annotation))
-    context = inspect.isclass(annotation) and issubclass(annotation, typer.Context)
-    if own or context or isinstance(parameter.default, ParameterInfo):
-        return parameter.replace(kind=keyword)
     before = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
     bare = parameter.default is inspect.Parameter.empty
     if before or (bare and parameter.kind is not keyword):

@@ -25,19 +25,20 @@ def disk(folder: Path, nbytes: int) -> tuple[float, float]:
         for one in (folder.absolute(), *folder.absolute().parents)
         if os.access(one, os.F_OK)
     )
-    data = os.urandom(min(nbytes, _CHUNK)) * -(-nbytes // _CHUNK)
-    view, target = memoryview(data)[:nbytes], bytearray(nbytes)
-    times: tuple[list[float], list[float]] = ([], [])
+    data = memoryview(os.urandom(min(nbytes, _CHUNK)) * -(-nbytes // _CHUNK))[:nbytes]
+    memory = bytearray(nbytes)
+    write_s, read_s = [], []
     for _ in range(_ROUNDS):
-        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
-            for at, move in enumerate((file.write, file.readinto)):
-                file.seek(0)
-                done, began_s = 0, time.perf_counter()
-                memory = (view, memoryview(target))[at]
-                while done < nbytes:
-                    done += move(memory[done:]) or 0
-                times[at].append(time.perf_counter() - began_s)
-    return statistics.median(times[0]), statistics.median(times[1])
+        with tempfile.TemporaryFile(dir=place) as file:
+            began_s = time.perf_counter()
+            file.write(data)
+            file.flush()
+            write_s.append(time.perf_counter() - began_s)
+            file.seek(0)
+            began_s = time.perf_counter()
+            file.readinto(memory)
+            read_s.append(time.perf_counter() - began_s)
+    return statistics.median(write_s), statistics.median(read_s)
 
 
 def network(nbytes: int) -> tuple[float, float]:
@@ -46,25 +47,17 @@ def network(nbytes: int) -> tuple[float, float]:
     Returns:
         Seconds of sending, twice: either direction is the same here.
     """
-    data, times = bytes(min(nbytes, _CHUNK)), []
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    data, memory, times = bytes(nbytes), bytearray(nbytes), []
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+        server.accept()[0] as far,
+    ):
         for _ in range(_ROUNDS):
-            sender = threading.Thread(
-                target=_send, args=(server.getsockname(), data, nbytes), daemon=True
-            )
+            sender = threading.Thread(target=near.sendall, args=(data,), daemon=True)
             began_s = time.perf_counter()
             sender.start()
-            peer, _ = server.accept()
-            with peer:
-                left = nbytes
-                while left > 0 and (got := peer.recv(_CHUNK)):
-                    left -= len(got)
+            far.recv_into(memory, nbytes, socket.MSG_WAITALL)
             times.append(time.perf_counter() - began_s)
             sender.join()
     return statistics.median(times), statistics.median(times)
-
-
-def _send(address: tuple[str, int], data: bytes, nbytes: int) -> None:
-    with socket.create_connection(address) as connection:
-        for done in range(0, nbytes, len(data)):
-            connection.sendall(data[: nbytes - done])

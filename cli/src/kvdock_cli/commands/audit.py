@@ -70,16 +70,16 @@ def audit(
                 anew = complete(prompt, salt)
                 same, largest = _compare(restored, anew)
                 found.append(
-                    report.Compared(
-                        line=line,
-                        prompt=prompt,
-                        salt=salt,
-                        restored=restored,
-                        anew=anew,
-                        same_tokens=same,
-                        largest=largest,
-                        differs=largest > tolerance,
-                    )
+                    {
+                        "line": line,
+                        "prompt": prompt,
+                        "salt": salt,
+                        "restored": restored,
+                        "anew": anew,
+                        "same_tokens": same,
+                        "largest": largest,
+                        "differs": largest > tolerance,
+                    }
                 )
             bar.advance()
     done = report.report(

@@ -93,13 +93,13 @@ def bench(  # noqa: PLR0913 - what figures depend on
                 measure.measure(backend, settings, size, n, many, limit, runs=runs)
             )
             bar.advance()
-    run = report.Run(
-        backend=name,
+    done = report.report(
+        name,
+        figures,
         raw="disk" if folder else "loopback",
         runs=runs,
-        figures=figures,
         token_bytes=token,
-        recompute_tokens_per_s=recompute,
+        recompute=recompute,
         recompute_from="engine" if engine else "given" if recompute else "",
     )
-    return emit(report.report(run), as_json=json)
+    return emit(done, as_json=json)

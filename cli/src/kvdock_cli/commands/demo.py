@@ -126,14 +126,10 @@ def demo(
             where = str(dir or "a temporary directory") if path else ""
             with ready.bar.hidden():
                 say(rendered(report.head(chosen, where, ready.notice), style_of()))
-        job = trial.Job(
-            backend=chosen,
-            settings=ready.settings,
-            directory=Path(str(ready.settings[path])).parent if path else None,
-        )
         oracle = oracle_of(dock.backends[chosen], ready.settings)
         assert oracle is not None  # noqa: S101 - it was chosen for it
         ready.bar.label = "storing, restoring and damaging pages"
-        steps = list(trial.run_trial(job, oracle))
+        place = Path(str(ready.settings[path])).parent if path else None
+        steps = [*trial.run_trial(chosen, ready.settings, place, oracle)]
     done = report.report(chosen, steps, trial.DAMAGED, ready.notice)
     return emit(done, as_json=json)

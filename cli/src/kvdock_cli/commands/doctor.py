@@ -35,11 +35,12 @@ from kvdock_cli import progress, registry
 from kvdock_cli.arguments import patience, settings_of, typed_settings
 from kvdock_cli.commands.list import load
 from kvdock_cli.output import UsageProblem, emit
-from kvdock_cli.reports.doctor import Diagnosis, Section, report
+from kvdock_cli.reports.doctor import Section, report
 from kvdock_cli.reports.list import Listing
 
 if TYPE_CHECKING:
     from kvdock.config import Configuration
+    from kvdock_cli.reports._report import Report
 
 GROUP = "kvdock.doctors"
 _LATE = "Look for what it waits for, or raise --timeout."
@@ -79,7 +80,7 @@ def doctor(
             fix="Write `kvdock doctor NAME --set KEY=VALUE`.",
         )
     with progress.shown("examining") as watch:
-        diagnosis = diagnose(
+        done = diagnose(
             name,
             settings,
             timeout_s=patience(timeout),
@@ -87,7 +88,7 @@ def doctor(
             verbose=verbose or json,
             watch=watch,
         )
-    return emit(report(diagnosis), as_json=json)
+    return emit(done, as_json=json)
 
 
 def diagnose(
@@ -98,8 +99,8 @@ def diagnose(
     self_test: bool = False,
     verbose: bool = True,
     watch: progress.Progress | None = None,
-) -> Diagnosis:
-    """Examine one name, or everything."""
+) -> Report:
+    """Examine one name, or everything, and report it."""
     watch = watch or progress.Progress("examining")
     configured = load_configuration()
     fit, problems = _fit(name)
@@ -133,7 +134,7 @@ def diagnose(
         # What is named may be either.
         asked = {name: settings}
         configured = load_configuration({"backends": asked, "observers": asked})
-    sections = []
+    sections: list[Section] = []
     for one in found.plugins:
         if name in (None, one.manifest.name):
             watch.note = one.manifest.name
@@ -154,13 +155,13 @@ def diagnose(
                     )
                     for row in rows
                 ]
-            sections.append(Section(one.candidate, rows))
+            sections.append((one.candidate, rows))
     if name is None:
         problems += switched_on(configured)
         names = [one.manifest.name for one in found.plugins]
         problems += absent_tiers(configured, names, found.problems)
     sections += [
-        Section(one, _settings_of(observer, configured.observers.get(one.name, {})))
+        (one, _settings_of(observer, configured.observers.get(one.name, {})))
         for one, observer in observers.items()
         if one.name == name or (name is None and one.name in configured.observers)
     ]
@@ -169,11 +170,11 @@ def diagnose(
             watch.note = extra.name
             # What is no function fails when it is called, as a problem of its section.
             asking = partial(lambda call: call(settings), ask)
-            sections.append(Section(extra, ask_within(timeout_s, asking, _LATE)))
-    return Diagnosis(
-        sections=sections,
-        problems=[one for one in problems if name in (None, one.name)],
-        hidden=found.hidden if name is None else (),
+            sections.append((extra, ask_within(timeout_s, asking, _LATE)))
+    return report(
+        sections,
+        [one for one in problems if name in (None, one.name)],
+        found.hidden if name is None else (),
     )
 
 

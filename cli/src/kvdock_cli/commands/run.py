@@ -24,7 +24,6 @@ from kvdock_cli.commands.list import load
 from kvdock_cli.output import PROBLEM, UsageProblem, emit
 from kvdock_cli.reports import doctor as diagnosis
 from kvdock_cli.reports._report import Report
-from kvdock_cli.reports.doctor import Diagnosis, Section
 from kvdock_cli.terminal import style_of
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def run(command: tuple[str, ...], /, *, set_: tuple[str, ...] = ()) -> int:
     """
     candidate = adapter_of(command, engines())
     launch = _prepared(candidate, command, set_)
-    said = diagnosis.report(Diagnosis(sections=[Section(candidate, launch.findings)]))
+    said = diagnosis.report([(candidate, launch.findings)])
     sys.stderr.write(said.text(style_of(sys.stderr)) + "\n")
     if not said.ok:
         return PROBLEM

@@ -83,24 +83,24 @@ def simulate(  # noqa: PLR0913 - one option each
             served = Hosts(rules, rooms, given.unique, count)
             serve(given, served, by_prefix=spread == "prefix", served=bar.advance)
             tiers_of = {
-                rule.backend: report.TierRow(
-                    share=one.loaded / served.asked,
-                    read_bytes=one.loaded * block_bytes,
-                    written_bytes=one.written * block_bytes,
-                    read_bytes_per_s=_rate(one.loaded * block_bytes, seconds),
-                    written_bytes_per_s=_rate(one.written * block_bytes, seconds),
-                )
+                rule.backend: {
+                    "share": one.loaded / served.asked,
+                    "read_bytes": one.loaded * block_bytes,
+                    "written_bytes": one.written * block_bytes,
+                    "read_bytes_per_s": _rate(one.loaded * block_bytes, seconds),
+                    "written_bytes_per_s": _rate(one.written * block_bytes, seconds),
+                }
                 for rule, one in zip(rules, served.moved, strict=True)
             }
             computed_s = served.computed * block_tokens / prefill
-            row = report.Row(
-                hosts=count,
-                sizes=size,
-                hits=served.hits,
-                tiers=tiers_of,
-                saved_s=served.asked * block_tokens / prefill - computed_s,
-                computed_s=computed_s,
-            )
+            row = {
+                "hosts": count,
+                "sizes": size,
+                "hits": served.hits,
+                "tiers": tiers_of,
+                "saved_s": served.asked * block_tokens / prefill - computed_s,
+                "computed_s": computed_s,
+            }
             rows.append(row)
     about = {
         "trace": given.name,

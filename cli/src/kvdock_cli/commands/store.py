@@ -22,7 +22,7 @@ from kvdock.stores import GROUP, TenantStore
 from kvdock.units import format_bytes, parse_bytes, parse_seconds
 from kvdock.wrappers.key_ring import destroy_keys
 from kvdock_cli import progress
-from kvdock_cli.arguments import backend_settings, text_of
+from kvdock_cli.arguments import backend_settings, hashes_of
 from kvdock_cli.output import UsageProblem, confirm, emit
 from kvdock_cli.reports import store as report
 from kvdock_cli.reports.store import SHORT
@@ -313,7 +313,7 @@ def rm(  # noqa: PLR0913 - one option each
     stores = {target: open_store(target, set_, shared_root=shared_root)}
     for place in also:
         stores[place] = open_store(place, (), shared_root=shared_root)
-    rows: list[tuple[report.Removal, Store, list[StoredPage]]] = []
+    rows: list[tuple[dict[str, Any], Store, list[StoredPage]]] = []
     with progress.shown("reading") as bar:
         for place, store in stores.items():
             # What one tier lacks, another may have.
@@ -322,13 +322,20 @@ def rm(  # noqa: PLR0913 - one option each
                 if pages is None:
                     continue
                 in_use = "" if pages else store.in_use(one.namespace)
-                row = report.Removal(one, in_use, force or not in_use, target=place)
-                row.pages = len(pages) or None
+                row: dict[str, Any] = {
+                    "survey": one,
+                    "in_use": in_use,
+                    "goes": force or not in_use,
+                    "freed_bytes": 0,
+                    "target": place,
+                    "pages": len(pages) or None,
+                    "kept": 0,
+                }
                 rows.append((row, store, pages))
-    going = [each for each in rows if each[0].goes]
+    going = [each for each in rows if each[0]["goes"]]
     if (going or keys) and not (yes or dry_run):
         listed = [row for row, _, _ in going]
-        shown = report.listing([row.survey for row in listed])
+        shown = report.listing([row["survey"] for row in listed])
         confirm(
             f"{shown.text(style_of(sys.stderr))}\nDelete {report.total(listed)}?",
             "delete",
@@ -338,22 +345,27 @@ def rm(  # noqa: PLR0913 - one option each
     destroyed = destroy_keys(keys, tenant) if keys and not dry_run else 0
     with progress.shown("deleting", total=len(going)) as bar:
         for row, store, pages in () if dry_run else going:
-            name = row.survey.namespace
+            name = row["survey"].namespace
             with suppress(NamespaceError):  # gone meanwhile
                 if pages:
                     with store.receive(name, b"") as receiver:
                         kept = receiver.delete(pages)
-                    row.pages, row.kept = len(pages) - len(kept), len(kept)
-                    row.freed_bytes = sum(page.nbytes for page in pages)
-                    row.freed_bytes -= sum(page.nbytes for page in kept)
+                    row.update(pages=len(pages) - len(kept), kept=len(kept))
+                    row["freed_bytes"] = sum(page.nbytes for page in pages)
+                    row["freed_bytes"] -= sum(page.nbytes for page in kept)
                 else:
-                    row.freed_bytes = store.clear(name, unused=not force)
-                    row.freed_bytes += store.collect(name)
+                    row["freed_bytes"] = store.clear(name, unused=not force)
+                    row["freed_bytes"] += store.collect(name)
             bar.advance()
     done = [row for row, _, _ in rows]
     return emit(
         report.removed(done, dry_run=dry_run, destroyed=destroyed), as_json=json
     )
+
+
+_NOT_COPIED = MappingProxyType(
+    {"copied": 0, "present": 0, "damaged": 0, "failed": 0, "copied_bytes": 0}
+)
 
 
 def copy(  # noqa: PLR0913 - one option each
@@ -402,13 +414,14 @@ def copy(  # noqa: PLR0913 - one option each
     meant = _Selection.of(namespace, model, "", older, newer, hashes)
     near = open_store(source, ())
     far = open_store(target, set_, shared_root=shared_root)
-    found: list[report.Copied] = []
+    found: list[dict[str, Any]] = []
     with progress.shown("reading", unit=format_bytes) as bar:
         every = [one for _, one in _each(near, namespace, near.survey)]
         surveys = [one for one in every if fnmatchcase(one.model, model or "*")]
         bar.total = _stored_bytes(surveys)
         for one in surveys:
-            counts = report.Copied(one.namespace, one.model)
+            about = {"namespace": one.namespace, "model": one.model}
+            counts: dict[str, Any] = {**about, **_NOT_COPIED}
             found.append(counts)
             given = near.record(one.namespace)
             record = canonical(given) if given else b""
@@ -421,7 +434,8 @@ def copy(  # noqa: PLR0913 - one option each
                 for page in meant.pages(near, one.namespace, bar.advance):
                     began_s = time.monotonic()
                     outcome = _copy(page, receiver)
-                    counts.add(outcome, page.nbytes)
+                    counts[outcome] += 1
+                    counts["copied_bytes"] += page.nbytes * (outcome == "copied")
                     if most and receiver and outcome != "present":
                         ends_s = began_s + page.nbytes / most
                         time.sleep(max(0.0, ends_s - time.monotonic()))
@@ -429,7 +443,7 @@ def copy(  # noqa: PLR0913 - one option each
 
 
 def _copy(page: StoredPage, receiver: PageReceiver | None) -> str:
-    """Copy one object; return what became of it, a field of `Copied`."""
+    """Copy one object; return what became of it, a word of `_NOT_COPIED`."""
     if receiver is None:
         return "copied"
     if receiver.has(page):
@@ -535,20 +549,26 @@ def _changed(
             fix="Give --namespace, --older, --newer or --hashes; several narrow it.",
         )
 
-    def work(name: str) -> report.Retained:
+    def work(name: str) -> dict[str, Any]:
         order = meant.keys_in(name)
         every = meant.pages(store, name, expiring=True)
         pages = sorted(every, key=lambda page: order.get(page.key, 0))
-        counts = report.Retained(name, len(pages), sum(one.nbytes for one in pages))
+        answers: dict[str, int] = {}
         if pages and not dry_run:
             with store.receive(name, b"") as receiver:
-                for answer, some in receiver.retain(pages, asked).items():
-                    counts.answers[answer.name.lower()] = some
-        return counts
+                answered = receiver.retain(pages, asked)
+            answers = {answer.name.lower(): n for answer, n in answered.items()}
+        nbytes = sum(one.nbytes for one in pages)
+        return {
+            "namespace": name,
+            "pages": len(pages),
+            "nbytes": nbytes,
+            "answers": answers,
+        }
 
     with progress.shown("changing") as bar:
         rows = [done for _, done in _each(store, meant.namespace, work, bar)]
-    rows = [row for row in rows if row.pages or meant.namespace]
+    rows = [row for row in rows if row["pages"] or meant.namespace]
     return report.retained(rows, dry_run=dry_run)
 
 
@@ -596,16 +616,12 @@ class _Selection:
                     "settings.",
                 )
             salt, number = tenants[tenant], tenants.number(tenant)
-        lines = tuple(text_of(hashes).split()) if hashes else ()
-        if hashes and not lines:
-            # Without hashes, all would be meant.
-            raise UsageProblem(f"{hashes} names no pages")
         return cls(
             namespace,
             model,
             salt,
             number,
-            lines,
+            hashes_of(hashes),
             int(parse_seconds(older) * 1e9) if older else None,
             int(parse_seconds(newer) * 1e9) if newer else None,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+from collections.abc import Sequence
 
 from kvdock import compiled
 from kvdock.plugin import (
@@ -14,7 +15,15 @@ from kvdock.plugin import (
     list_entry_points,
 )
 from kvdock_cli.output import emit
-from kvdock_cli.reports import version as report
+from kvdock_cli.reports._report import Column, Report, Table
+
+_FIELDS = ("name", "version", "distribution", "path")
+_COLUMNS = (
+    Column("PART", "name"),
+    Column("VERSION", "version"),
+    Column("DISTRIBUTION", "distribution", drop=1),
+    Column("PATH", "path"),
+)
 
 
 def versions(*, json: bool) -> int:
@@ -24,19 +33,19 @@ def versions(*, json: bool) -> int:
     known = {one.distribution: one.version for one in points}
     is_compiled = compiled.library() is not None
     parts = [
-        report.Part("python", platform.python_version(), "python", sys.executable),
+        ("python", platform.python_version(), "python", sys.executable),
         *(
-            report.Part(name, known.get(name, "?"), name, path_of(module))
+            (name, known.get(name, "?"), name, path_of(module))
             for name, module in (("kvdock", "kvdock"), ("kvdock-cli", "kvdock_cli"))
         ),
-        report.Part(
+        (
             "compiled pages",
             "yes" if is_compiled else "no",
             "kvdock",
             compiled.library_path() if is_compiled else "-",
         ),
         *(
-            report.Part(
+            (
                 f"{group.rpartition('.')[2].removesuffix('s')} {one.name}",
                 one.version,
                 one.distribution,
@@ -47,7 +56,13 @@ def versions(*, json: bool) -> int:
             if one.group == group and one.distribution != "kvdock-cli"
         ),
     ]
-    return emit(report.report(parts), as_json=json)
+    return emit(report(parts), as_json=json)
+
+
+def report(parts: Sequence[tuple[str, ...]]) -> Report:
+    """Report a line for each part: its name, version, distribution and path."""
+    rows = [dict(zip(_FIELDS, part, strict=True)) for part in parts]
+    return Report("kvdock.version/1", {"parts": rows}, [Table(_COLUMNS, rows)])
 
 
 def path_of(value: str) -> str:

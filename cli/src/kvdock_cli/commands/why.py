@@ -19,7 +19,7 @@ from kvdock.journal import (
     read_journal,
     requests,
 )
-from kvdock_cli.arguments import text_of
+from kvdock_cli.arguments import hashes_of, text_of
 from kvdock_cli.commands.audit import parse
 from kvdock_cli.commands.store import chosen, open_store
 from kvdock_cli.engine_client import EngineClient
@@ -76,7 +76,7 @@ def why(  # noqa: PLR0913 - one option each, and what goes with what
         raise UsageProblem(f"--{'root' if root else 'namespace'} goes with --hashes")
     if not root and (tp or set_):
         raise UsageProblem("--tp and --set go with --root")
-    given = _lines(hashes) if hashes else ()
+    given = hashes_of(hashes)
     if journal is None:
         store = open_store(root, set_)
         answer = explain_stored(store, given, chosen(store, namespace), tp_size=tp)
@@ -111,10 +111,3 @@ def _asked(url: str, path: Path, read: Read) -> RequestAnswer:
             found = [one for one in requests(read()) if name in one]
             answer = explain(read, request=found[0]) if found else None
     return explain_prompt(read(), len(tokens), answered.cached, answer, name)
-
-
-def _lines(path: Path) -> tuple[str, ...]:
-    lines = text_of(path).split()
-    if not lines:
-        raise UsageProblem(f"{path} has no page hashes", fix="Write one a line.")
-    return tuple(lines)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,19 +56,6 @@ class Step:
         )
 
 
-@attrs.frozen(kw_only=True)
-class Job:
-    """The arguments of every process of the demo.
-
-    Args:
-        directory: Where it keeps pages; None if not in a directory.
-    """
-
-    backend: str
-    settings: Mapping[str, object]
-    directory: Path | None
-
-
 def choose(dock: Dock, wanted: str) -> tuple[str, str]:
     """Return a backend whose pages can be damaged, and its setting for a directory.
 
@@ -101,44 +89,52 @@ def choose(dock: Dock, wanted: str) -> tuple[str, str]:
     return next(iter(fit.items()))
 
 
-def run_trial(job: Job, oracle: Oracle) -> Iterator[Step]:
-    """Store, restore, damage, restore what is left, repair, restore."""
+def run_trial(
+    backend: str,
+    settings: Mapping[str, object],
+    directory: Path | None,
+    oracle: Oracle,
+) -> Iterator[Step]:
+    """Store, restore, damage, restore what is left, repair, restore.
+
+    `directory` is where it keeps pages; None if not in a directory.
+    """
+    work = partial(_process, {"backend": backend, "settings": dict(settings)})
     whole = {"kv": 48, "draft": 48}
-    stored = _process(job, "store", 48, {**whole, "mamba": 6})
-    _check_room(job, stored)
+    stored = work("store", 48, {**whole, "mamba": 6})
+    _check_room(backend, directory, stored)
     yield stored
-    yield _process(job, "restore", 48, {**whole, "mamba": 1})
+    yield work("restore", 48, {**whole, "mamba": 1})
     for pool, page in DAMAGED:
         damage(oracle, stored.found["keys"][pool][page])
-    yield _process(job, "restore", 40, {"kv": 40, "draft": 39, "mamba": 1}, 1)
-    yield _process(job, "store", 48, whole, 1)
-    yield _process(job, "restore", 48, {**whole, "mamba": 1}, 2)
-    if not job.directory:
+    yield work("restore", 40, {"kv": 40, "draft": 39, "mamba": 1}, 1)
+    yield work("store", 48, whole, 1)
+    yield work("restore", 48, {**whole, "mamba": 1}, 2)
+    if not directory:
         # It may be the user's own.
-        _process(job, "clear", 0, {})
+        work("clear", 0, {})
 
 
-def _check_room(job: Job, stored: Step) -> None:
+def _check_room(backend: str, directory: Path | None, stored: Step) -> None:
     if stored.found["pages"] == stored.pages:
         return
     what = f"only {stored.found['pages']} of {stored.pages} pages could be stored"
-    fix = f"See `kvdock doctor {job.backend}`."
-    if job.directory:
-        free = format_bytes(shutil.disk_usage(job.directory).free)
-        what += f" in {job.directory}, which has {free} free"
+    fix = f"See `kvdock doctor {backend}`."
+    if directory:
+        free = format_bytes(shutil.disk_usage(directory).free)
+        what += f" in {directory}, which has {free} free"
         fix = "Free some space there, or name another directory with --dir."
     raise KvdockError(what, fix=fix)
 
 
 def _process(
-    job: Job, phase: str, pages: int, pools: Mapping[str, int], turn: int = 0
+    job: Mapping[str, object],
+    phase: str,
+    pages: int,
+    pools: Mapping[str, int],
+    turn: int = 0,
 ) -> Step:
-    given = {
-        "phase": phase,
-        "backend": job.backend,
-        "settings": dict(job.settings),
-        "prompt": PROMPT,
-    }
+    given = {**job, "phase": phase, "prompt": PROMPT}
     done = subprocess.run(  # noqa: S603 - this interpreter and module
         [sys.executable, "-m", "kvdock_cli.demo.worker", json.dumps(given)],
         capture_output=True,

@@ -54,10 +54,11 @@ class Column:
 
 def spelt(name: str, value: object) -> str:
     """Spell the value of a field; its name says the unit."""
-    if name.endswith("bytes") and isinstance(value, int | float):
-        return format_bytes(int(value))
+    per_s = "/s" if name.endswith("_per_s") else ""
+    if name.removesuffix("_per_s").endswith("bytes") and isinstance(value, int | float):
+        return format_bytes(int(value)) + per_s
     if isinstance(value, float):
-        return f"{value:.12g}"
+        return f"{value:.1f}/s" if per_s else f"{value:.12g}"
     data = plain(value)
     text = " ".join(map(str, data)) if isinstance(data, list) else str(data)
     return "-" if value is None or not text else text

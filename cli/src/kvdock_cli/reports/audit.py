@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import attrs
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import Cell, plain
 
 if TYPE_CHECKING:
-    from kvdock_cli.engine_client import Completion, EngineClient, Prompt
+    from kvdock_cli.engine_client import EngineClient
 
 
-@attrs.frozen(kw_only=True)
-class Compared:
-    """One prompt, answered from the cache and computed anew.
+Compared = Mapping[str, Any]
+"""One prompt, answered from the cache and computed anew.
 
-    Args:
-        salt: The salt of the second request.
-        same_tokens: How many tokens are the same from the first on.
-        largest: The largest difference of log-probabilities up to there.
-        differs: Whether that is more than the tolerance.
-    """
-
-    line: int
-    prompt: Prompt
-    salt: str
-    restored: Completion
-    anew: Completion
-    same_tokens: int
-    largest: float
-    differs: bool
+Its `line` and `prompt`; the `salt` of the second request; both answers (`restored`,
+`anew`); how many tokens are the same from the first on (`same_tokens`); the `largest`
+difference of log-probabilities up to there, and whether that `differs` by more than the
+tolerance.
+"""
 
 
 _COLUMNS = (
     Column("LINE", "line"),
-    Column("CACHED", lambda one: one.restored.cached),
+    Column("CACHED", lambda row: row["restored"].cached),
     Column("SAME TOKENS", "same_tokens"),
-    Column("DIFFERENCE", lambda one: f"{one.largest:.3g}"),
+    Column("DIFFERENCE", lambda row: f"{row['largest']:.3g}"),
 )
 
 
@@ -62,7 +49,7 @@ def report(
         in_memory: Prompts of which storage gave nothing, and the engine's own memory
             what was cached.
     """
-    differing = [one for one in compared if one.differs]
+    differing = [one for one in compared if one["differs"]]
     good = bool(compared) and not differing
     verdict = "None of the prompts was restored, so nothing was compared."
     if compared:
@@ -81,7 +68,7 @@ def report(
             f"Of {in_memory} prompts the engine had in its own memory what was "
             "cached: empty that, as with /flush_cache of SGLang, and ask again."
         )
-    if any(one.restored.cached is None for one in compared):
+    if any(one["restored"].cached is None for one in compared):
         blocks.append(
             "The engine does not say what it restored: start vLLM with "
             "--enable-prompt-tokens-details."
@@ -94,9 +81,9 @@ def report(
         "in_memory": in_memory,
         "restored_tokens": sum(
             answer.cached or 0 if answer.restored is None else answer.restored
-            for answer in (one.restored for one in compared)
+            for answer in (one["restored"] for one in compared)
         ),
-        "largest": max((one.largest for one in compared), default=0.0),
+        "largest": max((one["largest"] for one in compared), default=0.0),
         "differing": differing,
     }
     blocks.append(Table(_COLUMNS, differing))

@@ -190,14 +190,14 @@ def _death(report: CheckReport) -> str:
     record = report.record
     if record.broken or (record.planned and not record.left):
         return ""
-    how = f"ended with status {record.status}"
+    how, where = f"ended with status {record.status}", "before the first test"
     if record.status < 0:
         how = f"was ended by {signal.Signals(-record.status).name}"
     if record.unfinished:
-        return f"the process {how} in {record.unfinished.rpartition('::')[2]}"
-    if record.ended:
-        return f"the process {how} after {record.ended[-1].name}"
-    return f"the process {how} before the first test"
+        where = f"in {record.unfinished.rpartition('::')[2]}"
+    elif record.ended:
+        where = f"after {record.ended[-1].name}"
+    return f"the process {how} {where}"
 
 
 def _verdict(report: CheckReport) -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import attrs
 
 from kvdock import Finding
 from kvdock_cli.reports._report import Block, Pairs, Report, Text
@@ -21,31 +20,8 @@ _STATE = 7  # columns of the longest state
 _NOTHING = Finding(ok=True, what="nothing to complain of")
 
 
-@attrs.frozen
-class Section:
-    """The findings of one backend, or of one doctor of another distribution."""
-
-    candidate: Candidate
-    findings: Sequence[Finding]
-
-
-@attrs.frozen(kw_only=True)
-class Diagnosis:
-    """Everything that the doctor found."""
-
-    sections: Sequence[Section] = ()
-    problems: Sequence[PluginProblem] = ()
-    hidden: Sequence[str] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Return whether nothing is wrong."""
-        return not self.problems and not self.count("problem")
-
-    def count(self, state: str) -> int:
-        """Return how many things are in a state."""
-        findings = (one for section in self.sections for one in section.findings)
-        return sum(state_of(one) == state for one in findings)
+Section = tuple["Candidate", Sequence[Finding]]
+"""The findings of one backend, or of one doctor of another distribution."""
 
 
 def state_of(finding: Finding) -> str:
@@ -55,10 +31,14 @@ def state_of(finding: Finding) -> str:
     return "skipped" if finding.skipped else "warning" if finding.warning else "ok"
 
 
-def report(diagnosis: Diagnosis) -> Report:
-    """Report the diagnosis, what is broken first."""
+def report(
+    sections: Sequence[Section] = (),
+    problems: Sequence[PluginProblem] = (),
+    hidden: Sequence[str] = (),
+) -> Report:
+    """Report a diagnosis, what is broken first; `hidden` is what is not allowed."""
     blocks: list[Block] = []
-    for problem in diagnosis.problems:
+    for problem in problems:
         named = Cell(_titled(problem.group, problem.name) + ": ", Tone.STRONG)
         rows = [
             ("distribution", f"{problem.distribution} {problem.version}"),
@@ -68,37 +48,38 @@ def report(diagnosis: Diagnosis) -> Report:
             ("fix", problem.fix),
         ]
         blocks += [Text("broken", named), Pairs(rows, indent=2), ""]
-    for section in diagnosis.sections:
-        of = section.candidate
+    for of, findings in sections:
         named = Cell(_titled(of.group, of.name), Tone.STRONG)
         blocks.append(Text(f" ({of.distribution} {of.version})", named))
-        for row in section.findings or [_NOTHING]:
+        for row in findings or [_NOTHING]:
             state = Cell(f"{state_of(row):<{_STATE}}  ", tone_of(state_of(row)))
             blocks.append(Text(row.what, state, indent=2, hanging=len(state.text)))
             if hint := _hint(row):
                 blocks.append(Text(hint, indent=_STATE + 4))
         blocks.append("")
-    if diagnosis.hidden:
-        blocks += [*left_out(diagnosis.hidden)[1:], ""]
+    if hidden:
+        blocks += [*left_out(hidden)[1:], ""]
     data = {
-        "problems": diagnosis.problems,
+        "problems": problems,
         "sections": [
             {
-                "name": section.candidate.name,
-                "group": section.candidate.group,
-                "distribution": section.candidate.distribution,
-                "version": section.candidate.version,
+                "name": of.name,
+                "group": of.group,
+                "distribution": of.distribution,
+                "version": of.version,
                 "findings": [
                     {"state": state_of(row), "what": row.what, "hint": _hint(row)}
-                    for row in section.findings or [_NOTHING]
+                    for row in findings or [_NOTHING]
                 ],
             }
-            for section in diagnosis.sections
+            for of, findings in sections
         ],
-        "hidden": diagnosis.hidden,
+        "hidden": hidden,
     }
-    blocks.append(_verdict(diagnosis))
-    return Report("kvdock.doctor/1", data, blocks, diagnosis.ok)
+    states = Counter(state_of(row) for _, findings in sections for row in findings)
+    wrong = len(problems) + states["problem"]
+    blocks.append(_verdict(wrong, states["warning"]))
+    return Report("kvdock.doctor/1", data, blocks, not wrong)
 
 
 def _hint(finding: Finding) -> str:
@@ -109,9 +90,7 @@ def _titled(group: str, name: str) -> str:
     return f"{group.rpartition('.')[2].removesuffix('s')} {name}"
 
 
-def _verdict(diagnosis: Diagnosis) -> Cell:
-    problems = len(diagnosis.problems) + diagnosis.count("problem")
-    warnings = diagnosis.count("warning")
+def _verdict(problems: int, warnings: int) -> Cell:
     tone = Tone.BAD if problems else Tone.WARNING if warnings else Tone.GOOD
     more = f", {_counted(warnings, 'warning')}" if warnings else ""
     return Cell(f"{_counted(problems, 'problem')}{more} found", tone)

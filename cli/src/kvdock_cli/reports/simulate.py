@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
-
 from kvdock.units import format_bytes
-from kvdock_cli.reports._report import Block, Column, Report, Table
+from kvdock_cli.reports._report import Block, Column, Report, Table, spelt
 from kvdock_cli.reports._style import Tone
 
 _LITTLE, _LITTLE_NEARER = 0.01, 0.05
@@ -17,37 +15,9 @@ _LITTLE, _LITTLE_NEARER = 0.01, 0.05
 host's own tiers instead of the last one."""
 
 
-@attrs.frozen(kw_only=True)
-class TierRow:
-    """What one tier does, over all hosts; `share` is of all blocks."""
-
-    share: float
-    read_bytes: int
-    written_bytes: int
-    read_bytes_per_s: float | None
-    written_bytes_per_s: float | None
-
-
-@attrs.frozen(kw_only=True)
-class Row:
-    """One number of hosts with tiers of one size."""
-
-    hosts: int
-    sizes: str
-    hits: float
-    tiers: Mapping[str, TierRow]
-    saved_s: float
-    computed_s: float
-
-    @property
-    def nearer(self) -> float:
-        """Share of the blocks that come from a host's own tiers."""
-        return sum(tier.share for tier in list(self.tiers.values())[:-1])
-
-    @property
-    def where(self) -> str:
-        """Hosts and sizes in words."""
-        return f"{self.hosts} host{'s' * (self.hosts > 1)}, {self.sizes}"
+Row = Mapping[str, Any]
+"""One number of hosts with tiers of one size: `hosts`, `sizes`, `hits`, `tiers` near
+first, `saved_s` and `computed_s`."""
 
 
 def report(trace: Mapping[str, Any], rows: Sequence[Row]) -> Report:
@@ -58,19 +28,19 @@ def report(trace: Mapping[str, Any], rows: Sequence[Row]) -> Report:
             `seconds` and `spread`. Rates of rows are None where the seconds are 0.
         rows: In the order in which the user named sizes.
     """
-    tiers = [*rows[0].tiers]
+    tiers = [*rows[0]["tiers"]]
     far = tiers[-1].upper()
     columns = (
         Column("HOSTS", "hosts"),
         Column("SIZES", "sizes", tone=Tone.STRONG),
-        Column("HITS", lambda row: f"{row.hits:.1%}"),
+        Column("HITS", lambda row: f"{row['hits']:.1%}"),
         *(
             Column(tier.upper(), partial(_share, tier), drop=place)
             for place, tier in enumerate(tiers, 1)
         ),
         Column(f"{far} READ", lambda row: _carried(row, "read")),
         Column(f"{far} WRITTEN", lambda row: _carried(row, "written")),
-        Column("SAVED", lambda row: f"{row.saved_s / 3600:.1f} h"),
+        Column("SAVED", lambda row: f"{row['saved_s'] / 3600:.1f} h"),
     )
     pays = paying(rows)
     about = (
@@ -78,11 +48,12 @@ def report(trace: Mapping[str, Any], rows: Sequence[Row]) -> Report:
         f"{format_bytes(trace['unique_bytes'])} different ones."
     )
     meaning = [
-        f"{row.where}: beyond it, which loads {row.hits:.1%} of the blocks and "
-        f"{row.nearer:.1%} from a host's own tiers, no size gains much."
+        f"{row['hosts']} host{'s' * (row['hosts'] > 1)}, {row['sizes']}: beyond it, "
+        f"which loads {row['hits']:.1%} of the blocks and {_nearer(row):.1%} from a "
+        "host's own tiers, no size gains much."
         for row in pays
     ]
-    named = [{"hosts": row.hosts, "sizes": row.sizes} for row in pays]
+    named = [{"hosts": row["hosts"], "sizes": row["sizes"]} for row in pays]
     blocks: list[Block] = [about, "", Table(columns, rows), "", *meaning]
     return Report("kvdock.simulate/1", {**trace, "rows": rows, "pays": named}, blocks)
 
@@ -92,24 +63,30 @@ def paying(rows: Sequence[Row]) -> list[Row]:
 
     Rows are in the order in which the user named sizes, small ones first.
     """
-    first = {}
-    for one in reversed(rows):
-        same = [other for other in rows if other.hosts == one.hosts]
-        hits = max(row.hits for row in same)
-        nearer = max(row.nearer for row in same)
-        pays = one.hits >= hits - _LITTLE and one.nearer >= nearer - _LITTLE_NEARER
-        if pays or one.hosts not in first:
-            first[one.hosts] = one
+    first: dict[int, Row] = {}
+    for row in reversed(rows):
+        same = [other for other in rows if other["hosts"] == row["hosts"]]
+        hits = max(other["hits"] for other in same) - _LITTLE
+        nearer = max(map(_nearer, same)) - _LITTLE_NEARER
+        if row["hosts"] not in first or (
+            row["hits"] >= hits and _nearer(row) >= nearer
+        ):
+            first[row["hosts"]] = row
     return list(first.values())[::-1]
 
 
+def _nearer(row: Row) -> float:
+    """Return the share of the blocks that come from a host's own tiers."""
+    return sum(float(tier["share"]) for tier in list(row["tiers"].values())[:-1])
+
+
 def _share(tier: str, row: Row) -> str:
-    return f"{row.tiers[tier].share:.1%}"
+    return f"{row['tiers'][tier]['share']:.1%}"
 
 
 def _carried(row: Row, what: str) -> str:
     """Spell what the last tier reads or writes, in a second where that is known."""
-    far = list(row.tiers.values())[-1]
-    rate = getattr(far, f"{what}_bytes_per_s")
-    nbytes = getattr(far, f"{what}_bytes") if rate is None else rate
-    return format_bytes(nbytes) + ("" if rate is None else "/s")
+    far = list(row["tiers"].values())[-1]
+    field = f"{what}_bytes_per_s"
+    field = field.removesuffix("_per_s") if far[field] is None else field
+    return spelt(field, far[field])

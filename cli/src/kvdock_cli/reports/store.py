@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
-
-import attrs
+from typing import TYPE_CHECKING, Any
 
 from kvdock.namespace import flatten_record, namespace_digest
 from kvdock.units import format_age, format_bytes
-from kvdock_cli.reports._report import Block, Column, Pairs, Report, Table, flagged
+from kvdock_cli.reports._report import (
+    Block,
+    Column,
+    Pairs,
+    Report,
+    Table,
+    flagged,
+    spelt,
+)
 from kvdock_cli.reports._style import Tone
-from kvdock_cli.reports._tables import Cell
+from kvdock_cli.reports._tables import Cell, plain
 
 if TYPE_CHECKING:
     from kvdock.capacity import TenantUse
@@ -26,72 +32,18 @@ _FEW = 20  # bad pages that are shown one by one
 _EMPTY = "the store is empty"
 
 
-@attrs.define(eq=False)
-class Removal:
-    """A namespace that was chosen to go, and what became of it.
+Removal = Mapping[str, Any]
+"""A namespace that was chosen to go, and what became of it.
 
-    Args:
-        in_use: Why a process may have it open; "" if none has.
-        pages: How many of its pages go; None for the whole of it.
-        kept: How many others were chosen and stay, because a process is writing
-            beside them.
-    """
-
-    survey: NamespaceSurvey
-    in_use: str
-    goes: bool
-    freed_bytes: int = 0
-    target: str = ""
-    pages: int | None = None
-    kept: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """Return whether all that was chosen goes."""
-        return self.goes and not self.kept
-
-
-@attrs.define
-class Copied:
-    """What became of the objects of a namespace that were to be copied.
-
-    Args:
-        copied: Objects that the target has now, verified there.
-        present: Those that it had already.
-        damaged: Those that are wrong or gone in the source.
-        failed: Those that the target did not take.
-    """
-
-    namespace: str
-    model: str
-    copied: int = 0
-    present: int = 0
-    damaged: int = 0
-    failed: int = 0
-    copied_bytes: int = 0
-
-    def add(self, outcome: str, nbytes: int) -> None:
-        """Count one object."""
-        setattr(self, outcome, getattr(self, outcome) + 1)
-        self.copied_bytes += nbytes if outcome == "copied" else 0
-
-
-@attrs.define
-class Retained:
-    """What became of the objects of a namespace whose times were to change.
-
-    Args:
-        answers: How many were "accepted", "clipped", "absent" or "unsupported".
-    """
-
-    namespace: str
-    pages: int
-    nbytes: int
-    answers: dict[str, int] = attrs.field(factory=dict)
+Its `survey`; why a process may have it open (`in_use`, "" if none has); whether it
+`goes`; the `freed_bytes`; the `target` that it is in; how many of its `pages` go, None
+for the whole of it; and how many others were chosen and are `kept`, because a process
+is writing beside them.
+"""
 
 
 def _survey(row: NamespaceSurvey | Removal) -> NamespaceSurvey:
-    return row.survey if isinstance(row, Removal) else row
+    return row["survey"] if isinstance(row, Mapping) else row
 
 
 def _model(row: NamespaceSurvey | Removal) -> str:
@@ -100,7 +52,7 @@ def _model(row: NamespaceSurvey | Removal) -> str:
 
 
 _GENERATION = Column("GENERATION", lambda row: row.generation or "-", fold=True)
-_NAMESPACE = Column("NAMESPACE", lambda row: row.namespace[:SHORT])
+_NAMESPACE = Column("NAMESPACE", lambda row: row["namespace"][:SHORT])
 _SURVEYS = (
     Column("NAMESPACE", lambda row: _survey(row).namespace[:SHORT]),
     Column("MODEL", _model, fold=True),
@@ -122,11 +74,17 @@ _POOLS = (
         lambda pool: flagged(str(pool.corrupt_records), pool.corrupt_records, Tone.BAD),
     ),
 )
-_TENANTS = (
-    Column("TENANT"),
-    Column("TAKES"),
-    Column("QUOTA"),
-    Column("PROMISED"),
+TENANTS = (
+    Column("TENANT", "tenant", tone=Tone.STRONG),
+    Column(
+        "TAKES",
+        lambda row: flagged(
+            format_bytes(int(row["used_bytes"])),
+            0 < row["quota_bytes"] < row["used_bytes"],
+        ),
+    ),
+    Column("QUOTA", lambda row: spelt("bytes", row["quota_bytes"] or None)),
+    Column("PROMISED", "promised_bytes"),
 )
 _DIFFERENCES = (
     Column("FIELD", "field"),
@@ -188,16 +146,8 @@ def survey(found: NamespaceSurvey) -> Report:
 
 def tenants(found: Mapping[str, TenantUse]) -> Report:
     """Report what each tenant takes in a store."""
-    rows = [
-        (
-            Cell(name, Tone.STRONG),
-            flagged(format_bytes(use.used_bytes), 0 < use.quota_bytes < use.used_bytes),
-            format_bytes(use.quota_bytes) if use.quota_bytes else "-",
-            format_bytes(use.promised_bytes),
-        )
-        for name, use in found.items()
-    ]
-    return Report("kvdock.store-tenants/1", {"tenants": found}, [Table(_TENANTS, rows)])
+    rows = [{"tenant": name, **plain(use)} for name, use in found.items()]
+    return Report("kvdock.store-tenants/1", {"tenants": found}, [Table(TENANTS, rows)])
 
 
 def record(found: Mapping[str, object]) -> Report:
@@ -273,8 +223,8 @@ def freed(found: Mapping[str, int]) -> Report:
 
 def total(rows: Sequence[Removal]) -> str:
     """Say how much namespaces hold."""
-    whole = [row.survey for row in rows if row.pages is None]
-    single = sum(row.pages or 0 for row in rows)
+    whole = [row["survey"] for row in rows if row["pages"] is None]
+    single = sum(row["pages"] or 0 for row in rows)
     pages = sum(one.pages for one in whole)
     size = format_bytes(sum(one.file_bytes for one in whole))
     several = "one namespace" if len(whole) == 1 else f"{len(whole)} namespaces"
@@ -285,32 +235,40 @@ def total(rows: Sequence[Removal]) -> str:
 def removed(rows: Sequence[Removal], *, dry_run: bool, destroyed: int = 0) -> Report:
     """Report what was deleted, and what stays because it may be in use."""
     done = "would be deleted" if dry_run else "deleted"
-    several = len({row.target for row in rows}) > 1
+    several = len({row["target"] for row in rows}) > 1
     outcome = Column("OUTCOME", partial(_outcome, done, several), fold=True)
-    gone = total([row for row in rows if row.goes])
+    gone = total([row for row in rows if row["goes"]])
     blocks: list[Block] = [Table((*_SURVEYS, outcome), rows), "", f"{gone} {done}"]
-    if not all(row.goes for row in rows):
+    if not all(row["goes"] for row in rows):
         blocks.append("--force deletes what is kept.")
     if not rows:
         blocks = ["no namespace matches"]
-    ok = dry_run or all(row.ok for row in rows)
+    ok = dry_run or all(row["goes"] and not row["kept"] for row in rows)
     data = {"dry_run": dry_run, "keys_destroyed": destroyed, "removals": rows}
     return Report("kvdock.store-rm/1", data, blocks, ok)
 
 
 def _outcome(done: str, several: bool, row: Removal) -> str | Cell:  # noqa: FBT001 - as `partial` passes it
-    where = f" in {row.target}" if several else ""
-    if not row.goes:
-        return Cell(f"kept{where}: {row.in_use}", Tone.WARNING)
-    beside = f", {row.kept} kept: a process is writing beside them" if row.kept else ""
-    return (done if row.pages is None else f"{row.pages} pages {done}") + where + beside
+    where = f" in {row['target']}" if several else ""
+    if not row["goes"]:
+        return Cell(f"kept{where}: {row['in_use']}", Tone.WARNING)
+    kept, pages = row["kept"], row["pages"]
+    beside = f", {kept} kept: a process is writing beside them" if kept else ""
+    return (done if pages is None else f"{pages} pages {done}") + where + beside
 
 
-def copied(found: Sequence[Copied], *, dry_run: bool) -> Report:
-    """Report what was copied of each namespace."""
+def copied(found: Sequence[Mapping[str, Any]], *, dry_run: bool) -> Report:
+    """Report what was copied of each namespace.
+
+    Args:
+        found: Of each, its `namespace` and `model`, and the objects that were `copied`
+            and verified, were `present`, are `damaged` in the source, or `failed` in
+            the target; and `copied_bytes`.
+        dry_run: Whether nothing was copied.
+    """
     columns = (
         _NAMESPACE,
-        Column("MODEL", lambda row: row.model or "?", fold=True),
+        Column("MODEL", lambda row: row["model"] or "?", fold=True),
         Column("TO COPY" if dry_run else "COPIED", "copied"),
         Column("PRESENT", "present"),
         Column("DAMAGED", "damaged"),
@@ -318,13 +276,19 @@ def copied(found: Sequence[Copied], *, dry_run: bool) -> Report:
         Column("BYTES", "copied_bytes"),
     )
     table = Table(columns, found) if found else "no namespace matches"
-    ok = not any(one.damaged or one.failed for one in found)
+    ok = not any(one["damaged"] or one["failed"] for one in found)
     data = {"dry_run": dry_run, "namespaces": found}
     return Report("kvdock.store-copy/1", data, [table], ok)
 
 
-def retained(rows: Sequence[Retained], *, dry_run: bool) -> Report:
-    """Report how many objects of each namespace got their times."""
+def retained(rows: Sequence[Mapping[str, Any]], *, dry_run: bool) -> Report:
+    """Report how many objects of each namespace got their times.
+
+    Args:
+        rows: Of each, its `namespace`, `pages`, `nbytes`, and `answers`: how many were
+            "accepted", "clipped", "absent" or "unsupported".
+        dry_run: Whether nothing was changed.
+    """
     nothing = "would change" if dry_run else "-"
     columns = (
         _NAMESPACE,
@@ -333,20 +297,20 @@ def retained(rows: Sequence[Retained], *, dry_run: bool) -> Report:
         Column(
             "ANSWERS",
             lambda row: (
-                ", ".join(f"{n} {word}" for word, n in sorted(row.answers.items()))
+                ", ".join(f"{n} {word}" for word, n in sorted(row["answers"].items()))
                 or nothing
             ),
         ),
     )
     blocks: list[Block] = [Table(columns, rows)]
-    if any("clipped" in row.answers for row in rows) and not dry_run:
+    if any("clipped" in row["answers"] for row in rows) and not dry_run:
         blocks.append(
             "What is clipped is stored without it: the budget is spent, or an engine "
             "is writing beside it; try again later."
         )
-    if not any(row.pages for row in rows):
+    if not any(row["pages"] for row in rows):
         blocks = ["no page matches"]
-    ok = not any(set(row.answers) - {"accepted"} for row in rows)
+    ok = not any(set(row["answers"]) - {"accepted"} for row in rows)
     data = {"dry_run": dry_run, "namespaces": rows}
     return Report("kvdock.store-retain/1", data, blocks, ok)
 

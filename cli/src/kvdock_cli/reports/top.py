@@ -12,6 +12,7 @@ from kvdock.units import format_bytes
 from kvdock_cli.reports._report import Block, Column, Report, Table, flagged, spelt
 from kvdock_cli.reports._style import Tone
 from kvdock_cli.reports._tables import Cell
+from kvdock_cli.reports.store import TENANTS
 
 if TYPE_CHECKING:
     from kvdock_cli.exposition import Samples
@@ -128,14 +129,14 @@ def view_of(look: Look, last: Look | None = None) -> View:
             for state in ("used", "quota", "promised")
         }
 
-    sources, targets = (now.values(end, (_COPIED,)) for end in ("source", "target"))
+    sources, targets = (now.values(end, _COPIED) for end in ("source", "target"))
     return {
         "source": look.source,
         "error": look.error,
         "seconds": seconds,
-        "pools": [*map(pool_of, now.values("pool", (_KEYS, "kvdock_pool_enabled")))],
+        "pools": [*map(pool_of, now.values("pool", _KEYS, "kvdock_pool_enabled"))],
         "backends": [
-            *map(backend_of, now.values("backend", (_KEYS, "kvdock_breaker_state")))
+            *map(backend_of, now.values("backend", _KEYS, "kvdock_breaker_state"))
         ],
         "tiers": [*map(tier_of, dict.fromkeys([*sources, *targets]))],
         "loads": [load_of(*pair) for pair in now.pairs(_LOAD_RATE, "backend", "pool")],
@@ -147,7 +148,7 @@ def view_of(look: Look, last: Look | None = None) -> View:
         ),
         "decisions": {
             choice: now.total(_DECISIONS, choice=choice)
-            for choice in now.values("choice", (_DECISIONS,))
+            for choice in now.values("choice", _DECISIONS)
         },
     }
 
@@ -156,17 +157,12 @@ def _paced(heading: str, field: str, per_s: str) -> Column:
     """Return a column of a count or of bytes; in a second, where a rate is known."""
 
     def show(row: View) -> str:
-        if row[per_s] is None:
-            return spelt(field, row[field])
-        is_size = field.endswith("bytes")
-        rate = spelt(field, row[per_s]) if is_size else f"{row[per_s]:.1f}"
-        return f"{rate}/s"
+        known = row[per_s] is not None
+        return (
+            spelt(f"{field}_per_s", row[per_s]) if known else spelt(field, row[field])
+        )
 
     return Column(heading, show)
-
-
-def _or_none(nbytes: float) -> str:
-    return format_bytes(int(nbytes)) if nbytes else "-"
 
 
 def _breakers(row: View) -> str | Cell:
@@ -178,8 +174,10 @@ def _breakers(row: View) -> str | Cell:
 def _store(row: View) -> str | Cell:
     used, limit = row["used_bytes"], row["limit_bytes"]
     if not limit:
-        return _or_none(used)
-    return flagged(f"{used / limit:.0%} of {_or_none(limit)}", used / limit > _FULL)
+        return spelt("bytes", used or None)
+    return flagged(
+        f"{used / limit:.0%} of {format_bytes(int(limit))}", used / limit > _FULL
+    )
 
 
 def _promised(row: View) -> str:
@@ -231,31 +229,12 @@ _TIERS = (
     ),
     Column("QUEUE", "queued_bytes"),
 )
-_ROOMS = (
-    Column("TENANT", "tenant", tone=Tone.STRONG),
-    Column("STORE", "backend"),
-    Column(
-        "TAKES",
-        lambda row: flagged(
-            format_bytes(int(row["used_bytes"])),
-            0 < row["quota_bytes"] < row["used_bytes"],
-        ),
-    ),
-    Column("QUOTA", lambda row: _or_none(row["quota_bytes"])),
-    Column("PROMISED", "promised_bytes"),
-)
+_ROOMS = (TENANTS[0], Column("STORE", "backend"), *TENANTS[1:])
 _LOADS = (
     Column("LOADS FROM", "backend", tone=Tone.STRONG),
     Column("POOL", "pool"),
     Column("A CALL TAKES", lambda row: f"{row['latency_s'] * 1e3:.1f} ms"),
-    Column(
-        "AND THEN",
-        lambda row: (
-            "-"
-            if row["bytes_per_s"] is None
-            else f"{format_bytes(int(row['bytes_per_s']))}/s"
-        ),
-    ),
+    Column("AND THEN", "bytes_per_s"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvdock_cli.reports._report import Block, Column, Report, Table
 from kvdock_cli.reports._style import Tone
@@ -17,30 +17,26 @@ _SHOWN = 20
 """Requests, and differences, that text shows; JSON has all."""
 
 _REQUESTS = (
-    Column("TIME"),
-    Column("REQUEST", fold=True),
-    Column("PAGES"),
-    Column("FOUND"),
+    Column("TIME", lambda row: _time(row["at"])),
+    Column("REQUEST", "request", fold=True),
+    Column("PAGES", "pages"),
+    Column("FOUND", "found"),
 )
 
 
 def requests(found: Mapping[str, tuple[float, int, int]]) -> Report:
     """Report the latest requests of a journal, the last one at the end."""
-    latest = sorted(found.items(), key=lambda one: one[1][0])[-_SHOWN:]
-    rows = [
-        (_time(at_s), request, str(asked), str(hits))
-        for request, (at_s, asked, hits) in latest
-    ]
-    blocks: list[Block] = [Table(_REQUESTS, rows)]
-    if len(found) > len(latest):
-        blocks.append(f"{len(found) - len(latest)} earlier ones: see --json.")
-    if not found:
-        blocks = ["The journal has no lookups of requests whose id is known."]
-    data = [
+    rows: list[dict[str, Any]] = [
         {"request": request, "at": at_s, "pages": asked, "found": hits}
         for request, (at_s, asked, hits) in found.items()
     ]
-    return Report("kvdock.why-requests/1", {"requests": data}, blocks)
+    latest = sorted(rows, key=lambda row: row["at"])[-_SHOWN:]
+    blocks: list[Block] = [Table(_REQUESTS, latest)]
+    if len(rows) > len(latest):
+        blocks.append(f"{len(rows) - len(latest)} earlier ones: see --json.")
+    if not rows:
+        blocks = ["The journal has no lookups of requests whose id is known."]
+    return Report("kvdock.why-requests/1", {"requests": rows}, blocks)
 
 
 def _causes(pool: PoolAnswer) -> str:

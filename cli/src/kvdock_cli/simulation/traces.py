@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,14 +51,21 @@ class Trace:
 
     @classmethod
     def of(
-        cls, name: str, requests: Sequence[Int64Array], seconds: float = 0.0
+        cls,
+        name: str,
+        requests: Sequence[Int64Array],
+        times: Collection[float] = (),
     ) -> Trace:
-        """Number the blocks of requests; those without any are left out."""
+        """Number the blocks of requests; those without any are left out.
+
+        `times` are those of the requests, in seconds, where they are known.
+        """
         kept = [request for request in requests if len(request)]
         ends = np.cumsum([len(request) for request in kept])
         every = np.concatenate([np.zeros(0, np.int64), *kept])
         kinds, numbers = np.unique(every, return_inverse=True)
         parts = np.split(numbers.reshape(-1).astype(np.int64), ends[:-1])
+        seconds = max(times, default=0.0) - min(times, default=0.0)
         return cls(name, parts if kept else [], len(kinds), seconds)
 
     @property
@@ -99,7 +106,7 @@ def read_trace(path: Path, most: int = 0) -> Trace:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise UsageProblem(f"{path} cannot be read: {why}") from error
-    return Trace.of(path.stem, requests, _span(times))
+    return Trace.of(path.stem, requests, times)
 
 
 def _blocks_of(row: Mapping[str, Any]) -> Int64Array:
@@ -116,10 +123,6 @@ def _seconds(milliseconds: float) -> float:
     if not abs(milliseconds) < _LATEST_MS:
         raise ValueError("not a time")
     return float(milliseconds) / 1000
-
-
-def _span(times: Sequence[float]) -> float:
-    return max(times, default=0.0) - min(times, default=0.0)
 
 
 def _of_journal(path: Path, most: int) -> Trace:
@@ -148,7 +151,7 @@ def _of_journal(path: Path, most: int) -> Trace:
         np.array([*requests[one]], np.int64)
         for one in sorted(times, key=times.__getitem__)
     ]
-    return Trace.of(path.name or "journal", found, _span(list(times.values())))
+    return Trace.of(path.name or "journal", found, times.values())
 
 
 def _of_first_pool(records: Iterator[JournalRecord]) -> Iterator[JournalRecord]:
