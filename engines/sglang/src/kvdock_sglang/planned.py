@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvdock import Shard
+import attrs
+
+from kvdock import Namespace, Shard
 from kvdock.errors import KvdockError
 from kvdock.launch import NamespacePlan, split_command
 from kvdock.namespace import namespace_record
@@ -16,11 +19,15 @@ from kvdock_sglang.settings import collect
 
 LOADED = (
     "pools",
+    "page_format.arguments.kv_cache_dtype",
     "page_format.page_order",
     "page_format.packed_draft_layers",
     "page_format.tag",
 )
 """What the pools in host memory say once they have been made."""
+
+_ELEMENTS = {"bfloat16": "bf16"}
+"""A KV cache type that pools spell otherwise."""
 
 
 def plan_namespace(
@@ -51,13 +58,27 @@ def plan_namespace(
         cp_size=int(resolved["attn_cp_size"]),
     )
     target, draft = namespace(started.served_name, ranks, own, started)
-    names = (
-        {"target": target} if draft == target else {"target": target, "draft": draft}
-    )
+    planned = {"target": target}
+    if draft != target:
+        planned["draft"] = draft
+    dtype = str(started.arguments["kv_cache_dtype"])
     return NamespacePlan(
-        records={name: namespace_record(one, ()) for name, one in names.items()},
+        records={
+            name: namespace_record(_without_pools(one, dtype), ())
+            for name, one in planned.items()
+        },
         loaded=LOADED,
     )
+
+
+def _without_pools(planned: Namespace, kv_cache_dtype: str) -> Namespace:
+    """Leave out the KV cache type where `auto` stands for what the pools will have."""
+    page_format = json.loads(planned.page_format)
+    arguments = page_format["arguments"]
+    arguments["kv_cache_dtype"] = _ELEMENTS.get(kv_cache_dtype, kv_cache_dtype)
+    if kv_cache_dtype == "auto":
+        del arguments["kv_cache_dtype"]
+    return attrs.evolve(planned, page_format=json.dumps(page_format, sort_keys=True))
 
 
 def _publish(words: Sequence[str]) -> dict[str, Any]:

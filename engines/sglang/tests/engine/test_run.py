@@ -62,4 +62,7 @@ def test_a_server_behind_one_word_restores_after_a_restart(tmp_path: Path) -> No
         return [difference["field"] for difference in nearest["differences"]]
 
     assert separating(served_model_name="other") == []
-    assert separating(context_length=512) == ["page_format.arguments.context_tokens"]
+    assert separating(kv_cache_dtype="bf16", context_length=512) == [
+        "page_format.arguments.context_tokens",
+        "page_format.arguments.kv_cache_dtype",
+    ]
