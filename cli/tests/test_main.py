@@ -61,7 +61,6 @@ def test_the_help_names_every_command(shelf: Shelf, flag: str) -> None:
         (("new",), "missing argument 'name'. See `kvdock new --help`."),
         (("store", "lss"), "no such command 'lss'"),
         (("--nope",), "no such option: --nope"),
-        (("completion",), "missing argument 'shell'"),
         (("nope",), "unknown command 'nope'. See `kvdock --help`."),
         (("route", "--tp", "x"), "invalid value for '--tp'"),
     ],
