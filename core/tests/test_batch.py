@@ -23,31 +23,11 @@ def batch(rows: int, *, operation: Operation = Operation.GET) -> Batch:
     return Batch(operation, keys, addresses, np.tile([100, 28], (rows, 1)))
 
 
-def test_a_batch_knows_the_bytes_of_each_object() -> None:
-    assert batch(3).object_bytes.tolist() == [128, 128, 128]
-
-
-def test_a_repeated_row_of_sizes_means_the_same_as_rows_of_their_own() -> None:
-    sizes = np.broadcast_to(np.array([100, 28]), (3, 2))
-    repeated = Batch(Operation.GET, ["a", "b", "c"], np.zeros((3, 2)), sizes)
-    own = Batch(Operation.GET, ["a", "b", "c"], np.zeros((3, 2)), sizes.copy())
-    for one in (repeated, own):
-        assert one.object_bytes.tolist() == [128, 128, 128]
-        assert one.object_bytes.dtype == np.int64
-
-
 def test_rows_of_memory_must_belong_to_the_keys() -> None:
     with pytest.raises(BatchError, match="2 keys with 3 rows"):
         Batch(Operation.PUT, ["a", "b"], np.zeros((3, 1)), np.zeros((3, 1)))
     with pytest.raises(BatchError, match="not both"):
         Batch(Operation.PUT, ["a"], np.zeros((1, 2)), np.zeros((1, 1)))
-
-
-def test_a_question_needs_no_memory() -> None:
-    asked = Batch(Operation.EXISTS, ["a", "b"])
-    assert len(asked) == 2
-    assert asked.object_bytes.tolist() == [0, 0]
-    assert asked.part(1, 2).keys == ["b"]
 
 
 def scattered(
@@ -90,30 +70,6 @@ def test_no_bytes_are_moved_behind_a_closed_gate_and_an_open_one_is_left() -> No
     assert one.land(0, b"x" * 12) is Outcome.TIMEOUT
     assert one.take(0) is None
     assert not memory.any()
-
-
-def test_a_page_without_bytes_is_taken_and_landed_as_nothing() -> None:
-    mark = Batch(Operation.PUT, ["a"], np.zeros((1, 0)), np.zeros((1, 0)))
-    assert mark.take(0) == b""
-    assert mark.land(0, b"") is Outcome.OK
-
-
-def test_a_part_keeps_each_key_with_its_memory() -> None:
-    whole = batch(5)
-    part = whole.part(2, 4)
-    assert part.keys == ["ns/2.kv", "ns/3.kv"]
-    assert part.addresses.tolist() == [[4, 5], [6, 7]]
-    assert part.deadline_s == whole.deadline_s
-    none = np.zeros((3, 0), np.int64)
-    marks = Batch(Operation.PUT, ["a", "b", "c"], none, none).part(1, 3)
-    assert marks.keys == ["b", "c"]
-    assert marks.addresses.shape == marks.sizes.shape == (2, 0)
-
-
-def test_time_runs_out_at_the_deadline_and_never_below_zero() -> None:
-    now = time.monotonic()
-    assert Batch(Operation.EXISTS, [], deadline_s=now - 5).remaining_s() == 0
-    assert 8 < Batch(Operation.EXISTS, [], deadline_s=now + 10).remaining_s() <= 10
 
 
 def test_an_answer_moves_the_bytes_of_what_is_ok_and_no_others() -> None:
@@ -184,10 +140,3 @@ def test_what_moves_no_bytes_has_a_row_without_segments_for_each_key(
 def test_what_moves_bytes_says_where_they_are(operation: Operation) -> None:
     with pytest.raises(BatchError, match="2 keys with 0 rows"):
         Batch(operation, ["a", "b"])
-
-
-def test_a_part_of_objects_without_bytes_has_their_rows_of_memory() -> None:
-    none = np.zeros((3, 0), np.int64)
-    batch = Batch(Operation.PUT, ["a", "b", "c"], none, none)
-    piece = batch.part(1, 3)
-    assert (list(piece.keys), piece.addresses.shape) == (["b", "c"], (2, 0))

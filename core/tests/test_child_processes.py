@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvdock.child_processes import ended_with_parent
+from kvdock.synchronization import ProcessGuard
 
 LONG = [sys.executable, "-c", "import time; time.sleep(600)"]
+
 PARENT = (
     "import subprocess, time\n"
     "from kvdock.child_processes import ended_with_parent\n"
@@ -20,6 +22,7 @@ PARENT = (
     "print(child.pid, flush=True)\n"
     "time.sleep(600)\n"
 )
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux")
 
 
@@ -85,3 +88,14 @@ def test_a_thread_that_may_end_first_binds_no_program() -> None:
     thread.start()
     thread.join()
     assert found == [LONG]
+
+
+def test_a_guard_tells_a_forked_child_from_its_process() -> None:
+    guard = ProcessGuard()
+    child = os.fork()
+    if not child:
+        # A new guard is the child's own.
+        os._exit(int(guard.forked) + 2 * int(ProcessGuard().forked))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert not guard.forked

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvdock import (
-    AttachConfig,
     Capability,
     Dock,
     DType,
@@ -71,28 +70,6 @@ def test_a_broken_plugin_that_is_required_raises(shelf: Shelf) -> None:
         Dock.load(require=["bad"])
 
 
-def test_loading_keeps_to_the_allow_list(shelf: Shelf) -> None:
-    shelf.add_backend("good")
-    shelf.add("bad", "import nowhere")
-    loaded = Dock.load(environ={"KVDOCK_PLUGINS": "good"})
-    assert list(loaded.backends) == ["good"]
-    assert not loaded.problems
-
-
-def test_an_empty_allow_list_allows_nothing(shelf: Shelf) -> None:
-    shelf.add_backend("good")
-    assert not Dock.load(environ={"KVDOCK_PLUGINS": ""}).backends
-
-
-def test_a_name_on_the_allow_list_that_nobody_has_is_told(
-    shelf: Shelf, caplog: pytest.LogCaptureFixture
-) -> None:
-    shelf.add_backend("good")
-    loaded = Dock.load(environ={"KVDOCK_PLUGINS": "god"})
-    assert [problem.name for problem in loaded.problems] == ["god"]
-    assert "Did you mean 'good'?" in caplog.text
-
-
 def test_a_plugin_that_is_not_allowed_cannot_be_required(shelf: Shelf) -> None:
     shelf.add_backend("good")
     shelf.add_backend("better")
@@ -133,18 +110,6 @@ def test_a_judgement_that_is_no_verdict_refuses_the_pool(shelf: Shelf) -> None:
         loaded.plan([KV], Shard())
 
 
-def test_a_probe_answers_with_findings(shelf: Shelf) -> None:
-    loaded = dock(
-        shelf,
-        "good",
-        "def kvdock_probe(config):\n"
-        "    from kvdock import Finding\n"
-        "    yield Finding(ok=True, what='all is well')",
-    )
-    found = loaded.backends["good"].probe(AttachConfig())
-    assert found == (Finding(ok=True, what="all is well"),)
-
-
 def raising() -> Iterator[Finding]:
     yield Finding(ok=True, what="first")
     raise RuntimeError("then not")
@@ -176,22 +141,12 @@ def test_a_probe_that_goes_wrong_is_a_finding(ask: object, finding: Finding) -> 
     assert run_probe(ask) == (finding,)  # type: ignore[arg-type] # wrong on purpose
 
 
-def test_no_answer_is_no_finding() -> None:
-    assert run_probe(lambda: None) == ()
-
-
 def test_settings_of_a_backend_without_any_are_refused(shelf: Shelf) -> None:
     shelf.add_backend("good")
     backend = Dock.of([candidate("good")]).backends["good"]
     assert backend.settings(None) is None
     with pytest.raises(SettingsError, match="backend 'good': unknown setting 'root'"):
         backend.settings({"root": "/"})
-
-
-def test_a_backend_that_is_preferred_must_be_there(shelf: Shelf) -> None:
-    shelf.add_backend("good")
-    with pytest.raises(PluginError, match="Did you mean 'good'"):
-        Dock.of([candidate("good")]).plan([KV], Shard(), ["god"])
 
 
 def test_one_suffix_may_be_given_as_text(shelf: Shelf) -> None:

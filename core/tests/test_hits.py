@@ -131,12 +131,6 @@ def test_a_window_may_be_wider_than_anything(window: int) -> None:
     assert np.flatnonzero(allowed_prefixes(swa, np.array(exists))).tolist() == [0, 1, 2]
 
 
-def test_an_optional_pool_is_reported_and_cuts_nothing() -> None:
-    pools = [pool(anchor=True), pool("draft", draft=True, required=False)]
-    hits = evaluate(pools, {"kv": [True] * 3, "draft": [True, False, True]}, 3)
-    assert (hits.best, hits.found["draft"]) == (3, 1)
-
-
 def test_a_logical_anchor_exists_unless_somebody_says_otherwise() -> None:
     anchor = pool(kind="logical", parts=(), layers=(), anchor=True)
     pools = [anchor, trailing(2)]

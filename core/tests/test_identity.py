@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import attrs
 import pytest
-from exemption_lists import field_names, stale_exemptions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,12 +60,6 @@ def test_a_field_that_nobody_has_listed_counts() -> None:
     assert identity_fields(plain, listed)["cache.new"] == 3
 
 
-def test_a_whole_group_may_be_exempt_and_its_namesakes_are_not() -> None:
-    config = SimpleNamespace(cache=_Cache(), cache_2=_Cache())
-    found = identity_fields(config, [Exemption("cache.*", "a test")])
-    assert set(found) == {"cache_2", "cache_2.blocks", "cache_2.dtype"}
-
-
 def test_an_exemption_whose_condition_fails_counts() -> None:
     def when(config: object) -> bool:
         return isinstance(config, _Config) and config.other is None
@@ -91,16 +84,6 @@ def test_listed_exemptions_have_their_group_reason_and_condition() -> None:
     )
     with pytest.raises(KeyError, match="never"):
         read_exemptions(tables)
-
-
-def test_an_exemption_of_no_field_is_named_with_the_nearest() -> None:
-    names = field_names(_Config())
-    assert names == {"cache", "cache.blocks", "cache.dtype", "other"}
-    (said,) = stale_exemptions(
-        [Exemption("cache.block", "x"), Exemption("cache.*", "x")], names
-    )
-    assert "'cache.block'" in said
-    assert "'cache.blocks'" in said
 
 
 @pytest.mark.parametrize(
@@ -212,29 +195,6 @@ def test_json_counts_as_it_is_read(
         (model / "config.json").write_text(text)
         digests.append(files_digest(model))
     assert (digests[0] == digests[1]) == same
-
-
-def test_files_that_are_ignored_do_not_count_and_weights_always_do(
-    model: Path, snapshot: Path
-) -> None:
-    def ignored(name: str) -> bool:
-        return name != "config.json"
-
-    def found() -> tuple[str, ...]:
-        return (
-            model_identity(str(model), ignored=ignored),
-            texts_digest(model, ignored=ignored),
-            model_identity(str(snapshot), ignored=ignored),
-        )
-
-    before = found()
-    (snapshot / "notes.json").write_text("{}")
-    (model / "chat_template.jinja").write_text("other")
-    assert found() == before
-    (model / "model-1.safetensors").write_bytes(_safetensors(b"\1"))
-    assert found()[0] != before[0]
-    (model / "config.json").write_text("{}")
-    assert found()[1] != before[1]
 
 
 def test_every_file_below_a_folder_counts_and_compiled_ones_do_not(
@@ -373,11 +333,6 @@ def test_a_folder_without_weights_is_rejected(tmp_path: Path) -> None:
         model_identity(str(tmp_path))
 
 
-def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NamespaceError, match="cannot be read"):
-        texts_digest(tmp_path / "nowhere")
-
-
 def test_the_state_of_files_changes_with_them_whatever_time_they_are_given(
     model: Path,
 ) -> None:
@@ -405,3 +360,14 @@ def test_code_that_is_taken_from_another_model_counts(
     (place / "modeling.py").write_text("a = 2")
     assert code_elsewhere(auto_map) != before
     assert code_elsewhere(None) == {}
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NamespaceError, match="cannot be read"):
+        texts_digest(tmp_path / "nowhere")
+
+
+def test_a_whole_group_may_be_exempt_and_its_namesakes_are_not() -> None:
+    config = SimpleNamespace(cache=_Cache(), cache_2=_Cache())
+    found = identity_fields(config, [Exemption("cache.*", "a test")])
+    assert set(found) == {"cache_2", "cache_2.blocks", "cache_2.dtype"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdock.errors import KvdockError, NamespaceError
+from kvdock.errors import KvdockError
 from kvdock.keys import (
     adapter_hashes,
     build_keys,
@@ -22,7 +22,7 @@ from kvdock.namespace import (
     namespace_digest,
     namespace_record,
 )
-from kvdock.pools.enums import DType, Layout, ObjectUnit, Per, PoolKind, Sharding
+from kvdock.pools.enums import DType, Layout, ObjectUnit, Per, PoolKind
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, every_shard
@@ -114,12 +114,6 @@ def test_any_change_of_a_pools_bytes_changes_every_key_of_every_pool(
     assert not keys(KV) & keys(change(KV))
 
 
-def test_another_interleaving_of_tokens_changes_every_key() -> None:
-    divided = attrs.evolve(INDEXER, sharding=Sharding.DCP)
-    coarser = attrs.evolve(divided, interleave_tokens=4)
-    assert not keys_of(MODEL, [divided]) & keys_of(MODEL, [coarser])
-
-
 SAME: dict[str, dict[str, Any]] = {
     "a layout of equal bytes": {"layout": Layout.LAYER_FIRST},
     "another hit policy": {"hit_policy": "trailing_pages", "window_pages": 2},
@@ -182,22 +176,6 @@ def test_a_salt_may_hold_half_a_character() -> None:
         for salt in salts
     }
     assert len(digests) == len(salts)
-
-
-def test_a_namespace_without_a_model_is_refused() -> None:
-    with pytest.raises(NamespaceError, match="would mix all models"):
-        Namespace(model="")
-
-
-def test_keys_are_page_major_in_suffix_order() -> None:
-    assert build_keys("ns", ["a", "b"], [".k", ".v"]) == [
-        "ns/a.k",
-        "ns/a.v",
-        "ns/b.k",
-        "ns/b.v",
-    ]
-    assert build_keys("ns", ["a", "b"], [".kv"]) == ["ns/a.kv", "ns/b.kv"]
-    assert build_keys("ns", ["a"], []) == []
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a/b", "a b", "é", "a.b", "a\n"])
@@ -263,8 +241,3 @@ def test_hashes_of_an_adapter_are_the_same_in_every_process() -> None:
     assert adapter_hashes(["00ff"], "files:1") == [
         "87059879954470f8bfa18ac0f92dc0ed0335048553d70d11b0202d545056170b"
     ]
-
-
-def test_hashes_that_could_leave_their_place_get_no_adapter() -> None:
-    with pytest.raises(KvdockError, match="letters and digits"):
-        adapter_hashes(["../x"], "a")

@@ -70,18 +70,6 @@ def test_ended_connections_say_nothing_more_and_the_others_live() -> None:
         again.bind(("127.0.0.1", port))
 
 
-def test_who_ends_connections_goes_on_listening() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        end_connections(frozenset({server.getsockname()[1]}))
-        assert reachable(server.getsockname()[1])
-
-
-def test_a_socket_that_was_never_deaf_stays_as_it_is() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        accept_again(server)
-        assert reachable(server.getsockname()[1])
-
-
 def test_a_port_stays_with_the_process_when_its_listener_has_ended() -> None:
     bound = BoundPorts()
     with socket.create_server(("127.0.0.1", 0)) as server:

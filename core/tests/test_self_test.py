@@ -44,11 +44,6 @@ def test_an_endpoint_that_is_not_reached_is_a_finding() -> None:
     assert found.hint
 
 
-def test_a_backend_without_peers_is_not_asked_for_it() -> None:
-    backend = load_backend("reference:memory")
-    assert not any("to peers" in one.what for one in try_backend(backend, {}).moved)
-
-
 class Everywhere(PeerReference):
     """Listens where any host reaches it."""
 

@@ -1,12 +1,8 @@
 """Failures that repeat are logged less often, each kind by itself."""
 
-import logging
-
 import pytest
 
 from kvdock.throttled_log import ThrottledLog, at_powers_of_two, describe_error
-
-LOGGER = logging.getLogger("kvdock.test")
 
 
 class Clock:
@@ -32,17 +28,6 @@ def test_a_kind_is_logged_at_once_and_then_every_half_minute(
     ]
 
 
-def test_powers_of_two_are_logged_whenever_they_come(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    failures = ThrottledLog(LOGGER, at_powers_of_two)
-    for number in range(1, 21):
-        failures.warning("full", f"failure {number}")
-    numbers = [int(line.split()[1]) for line in caplog.messages]
-    assert numbers == [1, 2, 4, 8, 16]
-    assert caplog.records[0].name == LOGGER.name
-
-
 def test_a_message_is_computed_only_for_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -56,15 +41,6 @@ def test_a_message_is_computed_only_for_a_line(
     for _ in range(3):
         failures.warning("full", message)
     assert len(asked) == len(caplog.messages) == 2
-
-
-def test_only_the_first_line_of_a_kind_has_a_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    failures = ThrottledLog(policy=at_powers_of_two)
-    for _ in range(2):
-        failures.warning("put", "a put failed", ValueError("wrong"))
-    assert [bool(record.exc_info) for record in caplog.records] == [True, False]
 
 
 def test_an_error_that_cannot_be_printed_is_described_by_its_type() -> None:

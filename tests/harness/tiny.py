@@ -10,8 +10,13 @@ from pathlib import Path
 
 from hypothesis import settings
 
-# A busy machine must not turn a slow example into a failure.
-settings.register_profile("house", deadline=None)
+# A busy machine must not turn a slow example into a failure. `.ci/run` tries more
+# examples than who waits for `make test`.
+settings.register_profile(
+    "house",
+    deadline=None,
+    max_examples=int(os.environ.get("TESTS_OF_KVDOCK_EXAMPLES", "40")),
+)
 settings.load_profile("house")
 
 BACKEND = """

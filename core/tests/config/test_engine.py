@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 import pytest
@@ -11,10 +12,16 @@ import pytest
 from kvdock.config import (
     Deadlines,
     EngineSettings,
+    Promote,
     StagingPolicy,
+    Tier,
+    Write,
     check_deadlines,
+    explain,
+    load_configuration,
     load_engine_configuration,
     option,
+    read_tiers,
     split_settings,
 )
 from kvdock.config.sources import ENGINE_DEFAULT
@@ -149,3 +156,55 @@ def test_deadlines_longer_than_the_engine_waits_are_rejected(
     check(Deadlines(get=4.9))
     with pytest.raises(SettingsError, match=what):
         check(Deadlines(**{"get": 1.0, **given}))
+
+
+def test_the_nearest_is_written_at_once_and_the_others_behind() -> None:
+    near, disk, far = read_tiers(["near", "disk", "far"])
+    assert near == Tier("near", Write.THROUGH, Promote.SECOND)
+    assert disk == Tier("disk", Write.BEHIND, Promote.SECOND)
+    assert far == Tier("far", Write.BEHIND, Promote.SECOND)
+
+
+def test_a_file_and_the_environment_have_tiers(tmp_path: Path) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text('tiers = ["near", {backend = "far", write = "through"}]\n')
+    found = load_configuration(file=file, environ={})
+    assert found.tiers == (
+        Tier("near", Write.THROUGH),
+        Tier("far", Write.THROUGH),
+    )
+    rows = [row for row in explain(found, {}, environ={}) if row.path == "tiers"]
+    assert [row.value for row in rows] == [
+        "near: written at once, promoted at the second use",
+        "far: written at once, promoted at the second use",
+    ]
+    assert all(str(file) in row.origin for row in rows)
+    as_json = '["a", {"backend": "b", "promote": "never"}]'
+    found = load_configuration(file=file, environ={"KVDOCK_TIERS": as_json})
+    assert found.tiers[1] == Tier("b", Write.BEHIND, Promote.NEVER)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (["a", "a"], "'a' is given twice"),
+        ([{"backend": "a", "writ": "behind"}], "no 'writ'. Did you mean 'write'"),
+        ([{"backend": "a", "write": "behnd"}], "tier 'a': 'behnd'.*'behind'"),
+        ([{"backend": "a", "promote": 3}], "tier 'a': 3 is not known"),
+        ([{"write": "behind"}], "tier 1 names no backend"),
+        ([3], "3 is not a tier"),
+        (7, "7 is not a list"),
+        ("[1", "is not JSON"),
+        ([{"backend": "a", "write": "never"}], "no tier is written"),
+    ],
+)
+def test_what_is_no_tier_is_rejected_by_name(given: object, what: str) -> None:
+    with pytest.raises(SettingsError, match=what):
+        read_tiers(given)
+
+
+def test_a_message_says_where_tiers_come_from() -> None:
+    with pytest.raises(SettingsError, match=r"tiers \(environment KVDOCK_TIERS\)"):
+        load_configuration(environ={"KVDOCK_TIERS": "a,a"})
+    with pytest.raises(SettingsError, match="Did you mean 'KVDOCK_TIERS'"):
+        load_configuration(environ={"KVDOCK_TIER": "a"})

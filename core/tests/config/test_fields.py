@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
+from kvdock.batch import Operation
+from kvdock.config.core import CoreSettings, Deadlines
 from kvdock.config.fields import Alias, count, duration, option, secret, size
 from kvdock.config.schema import structure
 from kvdock.errors import SettingsError
@@ -51,10 +56,6 @@ def test_a_variable_of_others_counts_where_a_setting_is_not_given() -> None:
 def test_a_setting_that_is_given_its_default_is_given() -> None:
     assert made({"server": ""}, SERVER="a:1").server == ""
     assert made({"limits": {"room": 1 << 20}}, ROOM="2 MiB").limits.room == 1 << 20
-
-
-def test_an_empty_variable_is_as_good_as_none() -> None:
-    assert made({}, SERVER="", ROOM="") == Settings()
 
 
 @attrs.frozen
@@ -151,3 +152,39 @@ class Place:
 def test_a_home_that_nobody_has_is_refused_with_the_way_out() -> None:
     with pytest.raises(SettingsError, match="'~nobody_here/kv' begins with no known"):
         structure(Place, {"root": "~nobody_here/kv"}, where="it")
+
+
+CALLS = [one.name for one in attrs.fields(Deadlines) if one.name != "grace"]
+
+BOUNDED = [("deadlines", name) for name in CALLS] + [
+    ("breaker", name) for name in ("backoff", "max_backoff", "probe_timeout")
+]
+
+
+@pytest.mark.parametrize(("group", "name"), BOUNDED)
+@pytest.mark.parametrize("value", [0, "0 s", "0.5 ms", 0.0])
+def test_nothing_can_be_done_in_no_time(
+    group: str, name: str, value: str | float
+) -> None:
+    with pytest.raises(SettingsError, match=f"{name} must be at least 1 ms, not 0"):
+        structure(CoreSettings, {group: {name: value}}, where="core")
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, -1.0, "inf", "nan"])
+def test_no_deadline_is_endless(value: Any) -> None:
+    with pytest.raises(SettingsError, match="is not a duration"):
+        structure(CoreSettings, {"deadlines": {"get": value}}, where="core")
+    with pytest.raises(SettingsError, match="is not a duration"):
+        attrs.evolve(Deadlines(), get=value)
+
+
+def test_one_method_turns_an_operation_into_a_deadline() -> None:
+    deadlines = Deadlines()
+    now = time.monotonic()
+    assert deadlines.until(Operation.CLEAR) - now == pytest.approx(8, abs=0.5)
+    assert deadlines.until("attach") - now == pytest.approx(120, abs=0.5)
+    assert deadlines.until("close", 3.0) - now == pytest.approx(3, abs=0.5)
+    assert deadlines.until("delete", factor=2) - now == pytest.approx(10, abs=0.5)
+    assert deadlines.until("close", math.inf) == math.inf
+    with pytest.raises(AttributeError, match="gett"):
+        deadlines.until("gett")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -108,13 +107,6 @@ def test_a_setting_without_a_name_is_refused() -> None:
         load_configuration(engine, environ={})
 
 
-def test_a_json_file_does_as_well(tmp_path: Path) -> None:
-    file = tmp_path / "kvdock.json"
-    file.write_text(json.dumps({"core": {"calls": {"staging": "always"}}}))
-    core = load_configuration(file=file, environ={}).core
-    assert core.calls.staging is StagingPolicy.ALWAYS
-
-
 def test_what_kubernetes_sets_for_services_of_our_name_is_no_setting() -> None:
     address = "10.0.0.11"
     service = {
@@ -160,11 +152,6 @@ def test_a_setting_may_be_called_like_what_kubernetes_sets() -> None:
     }
     found = load_configuration(environ=environ).backends["store"]
     assert found == {"port": "tcp://h:1", "service_host": "h"}
-
-
-def test_lists_are_written_with_commas_in_the_environment() -> None:
-    environ = {"KVDOCK_CORE__OBSERVERS": "metrics, tracing"}
-    assert load_configuration(environ=environ).core.observers == ("metrics", "tracing")
 
 
 @pytest.mark.parametrize(
@@ -237,12 +224,6 @@ def test_a_backend_that_is_not_there_gets_no_settings() -> None:
     engine = {"backends": {"stroe": {"server": "x"}}}
     with pytest.raises(SettingsError, match=r"'stroe'.*\(engine\).*'store'"):
         rows(engine, environ={})
-
-
-def test_an_unknown_setting_of_a_backend_names_its_source() -> None:
-    environ = {"KVDOCK_BACKENDS__STORE__SEVRER": "x"}
-    with pytest.raises(SettingsError, match=r"SEVRER\)\. Did you mean 'server'"):
-        rows(environ=environ)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
@@ -377,16 +358,6 @@ def test_secrets_are_never_shown() -> None:
     )
 
 
-def test_what_is_missing_is_shown_as_missing() -> None:
-    found = rows(environ={})
-    assert found["backends.store.server"].origin == "MISSING"
-    assert found["backends.store.space"].value == "1.0 MiB"
-
-
-def test_every_setting_of_the_core_says_what_it_is_for() -> None:
-    assert not [row.path for row in rows(environ={}).values() if not row.help]
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -400,30 +371,6 @@ def test_every_setting_of_the_core_says_what_it_is_for() -> None:
 )
 def test_durations_have_units(text: str | float, seconds: float) -> None:
     assert parse_seconds(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "fast", "-1", "1 day", True, -1, float("inf")])
-def test_what_is_no_duration_is_refused(text: str | float) -> None:
-    with pytest.raises(SettingsError, match="not a duration"):
-        parse_seconds(text)
-
-
-@pytest.mark.parametrize(
-    "value", [None, [], {}, b"1", True, "", "9" * 5000, float("inf"), float("nan"), -1]
-)
-@pytest.mark.parametrize(
-    ("group", "name", "wanted"),
-    [
-        ("deadlines", "get", "is not a duration"),
-        ("calls", "batch_bytes", "is not a size in bytes"),
-        ("calls", "max_concurrent_calls", "is not a whole number|must be at least 1"),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_its_setting(
-    group: str, name: str, wanted: str, value: object
-) -> None:
-    with pytest.raises(SettingsError, match=wanted):
-        load_configuration({"core": {group: {name: value}}}, environ={})
 
 
 @attrs.frozen(kw_only=True)
@@ -479,13 +426,6 @@ def test_values_that_a_backend_does_not_take_are_not_shown_as_if_it_did(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         shown(**given)
-
-
-def test_a_wrong_value_is_found_where_another_setting_is_missing() -> None:
-    environ = {"KVDOCK_BACKENDS__STORE__SPACE": "much"}
-    configuration = load_configuration(environ=environ)
-    with pytest.raises(SettingsError, match=r"space .*'much' is not a size"):
-        explain(configuration, SCHEMAS, environ=environ)
 
 
 @pytest.mark.parametrize(

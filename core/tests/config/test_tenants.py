@@ -8,11 +8,6 @@ import attrs
 import pytest
 
 from kvdock.config.core import CoreSettings
-from kvdock.config.engine import (
-    EngineSettings,
-    load_engine_configuration,
-    split_settings,
-)
 from kvdock.config.sources import explain, load_configuration
 from kvdock.config.tenants import (
     Tenants,
@@ -63,13 +58,6 @@ def test_each_tenant_is_read_in_the_same_time(monkeypatch: pytest.MonkeyPatch) -
     assert numbered <= 4 * 200
 
 
-def test_listing_tenants_changes_no_namespace() -> None:
-    assert record("")["salt_sha256"] == ""
-    assert record("x")["salt_sha256"] == (
-        "9d71ac2c4b84fb4aff55a2b759adc2dd2504e2aabf71e2703f1751f6bda26765"
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -112,13 +100,6 @@ def test_tenants_are_a_section_and_reach_the_core_unseen() -> None:
     assert CoreSettings().tenants == {}
 
 
-def test_a_wrong_tenant_in_a_configuration_is_named_and_its_salt_is_not() -> None:
-    wrong = {"a": {"salt": SALT}, "b": {"salt": SALT}}
-    with pytest.raises(SettingsError, match="tenants") as caught:
-        load_configuration({"tenants": wrong}, environ={})
-    assert SALT not in str(caught.value)
-
-
 def test_a_tenant_has_a_number_that_follows_from_its_salt_alone() -> None:
     tenants = read_tenants({"acme": {"salt": SALT}, "b": {"salt": "x"}})
     renamed = read_tenants({"other": salt_digest(SALT)})
@@ -153,12 +134,3 @@ def test_room_is_read_for_listed_tenants_and_for_all_others() -> None:
     assert rooms["acme"].promise_bytes == 512 << 20
     assert set(found.tenants) == {"acme", "unbounded"}
     assert Tenants().rooms == {}
-
-
-def test_an_engine_gives_tenants_beside_its_own_settings() -> None:
-    given = {"tenants": {"acme": {"salt": SALT, "quota": "1 GiB"}}, "root": "/x"}
-    own, rest = split_settings(EngineSettings, given, where="engine")
-    found = load_engine_configuration(own, ["file"], rest, environ={})
-    assert found.core.tenants.number_of_salt(SALT) == found.core.tenants.number("acme")
-    assert rest == {"root": "/x"}
-    assert SALT not in repr(found)

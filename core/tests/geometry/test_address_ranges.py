@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdock.batch import Batch, MemoryHold, Outcome
 from kvdock.geometry.address_ranges import AddressRanges
+from kvdock.geometry.peer_rows import send_rows
+
+if TYPE_CHECKING:
+    from kvdock.arrays import Int64Array
+
 
 BASE = 1000
+
 ranges = st.lists(
     st.tuples(st.integers(BASE, BASE + 90), st.integers(0, 20)), max_size=6
 )
+
 piece = st.tuples(st.integers(BASE - 5, BASE + 110), st.integers(0, 25))
 
 
@@ -44,13 +57,6 @@ def test_one_row_of_sizes_for_all_is_judged_like_the_same_sizes_in_full(
         assert found.covers(addresses, sizes) is found.covers(addresses, sizes.copy())
 
 
-def test_ranges_that_touch_do_not_cover_a_piece_that_lies_in_both() -> None:
-    found = AddressRanges.of([(BASE, 10), (BASE + 10, 10)])
-    at, size = np.array([[BASE + 5]]), np.array([[10]])
-    assert not found.covers(at, size)
-    assert AddressRanges.of([(BASE, 20)]).covers(at, size)
-
-
 def test_sizes_that_would_wrap_around_are_not_covered() -> None:
     for known in ([(BASE, 100)], [(BASE, 100), (BASE + 200, 100)]):
         found = AddressRanges.of(known)
@@ -63,3 +69,58 @@ def test_without_ranges_only_objects_without_bytes_are_covered() -> None:
     at = np.array([[BASE], [BASE]])
     assert nothing.covered_rows(at, np.array([[0], [1]])).tolist() == [True, False]
     assert nothing.covers(at[:0], at[:0])
+
+
+OK, REFUSED, TIMEOUT = Outcome.OK, Outcome.REFUSED, Outcome.TIMEOUT
+
+HERE, THERE = AddressRanges.of([(100, 100)]), AddressRanges.of([(500, 100)])
+
+
+def by_two(rows: Int64Array, _: Int64Array) -> Iterator[Int64Array]:
+    for start in range(0, len(rows), 2):
+        yield rows[start : start + 2]
+
+
+@attrs.define
+class Library:
+    """Writes down its calls and fails the one of a number."""
+
+    fails_at: int = -1
+    calls: list[list[list[int]]] = attrs.field(factory=list)
+    hold: MemoryHold = attrs.field(factory=MemoryHold)
+
+    def write(self, table: Int64Array) -> tuple[Outcome, MemoryHold | None]:
+        self.calls.append(table.T.tolist())
+        if len(self.calls) - 1 == self.fails_at:
+            return Outcome.UNAVAILABLE, self.hold
+        return OK, None
+
+
+def rows(*of: tuple[int, int, int], seconds: float = 600) -> Batch:
+    """Return a batch of rows: address here, address there, bytes."""
+    local, remote, sizes = np.array(of, np.int64).T
+    deadline_s = time.monotonic() + seconds
+    return Batch.send(local, remote, sizes, object(), deadline_s, "kv")
+
+
+def test_after_a_call_that_fails_no_row_left_is_written_or_ok() -> None:
+    library = Library(fails_at=1)
+    batch = rows(*((100 + row, 500 + row, 1) for row in range(7)), (0, 0, 0))
+    found = send_rows(batch, HERE, THERE, by_two, library.write)
+    gone = Outcome.UNAVAILABLE
+    assert found.outcomes.tolist() == [OK, OK, *[gone] * 5, OK]
+    assert len(library.calls) == 2
+    assert found.hold is library.hold
+
+
+def test_after_the_deadline_no_call_is_made() -> None:
+    library = Library()
+    batch = rows((100, 500, 10), seconds=-1)
+    found = send_rows(batch, HERE, THERE, by_two, library.write)
+    assert (found.outcomes.tolist(), library.calls) == ([TIMEOUT], [])
+
+
+def test_a_batch_without_a_peers_addresses_is_refused() -> None:
+    batch = attrs.evolve(rows((100, 500, 10)), remote=None)
+    found = send_rows(batch, HERE, THERE, by_two, Library().write)
+    assert found.outcomes.tolist() == [REFUSED]

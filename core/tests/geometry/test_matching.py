@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -338,52 +337,6 @@ def test_contiguous_pages_become_one_row_for_each_page_and_layer() -> None:
     assert len(coalesce(rows)) == 2 * len(LAYERS) * 2
     whole = side(Layout.PAGE_OBJECT, 8, 4)
     assert len(coalesce(matched(mine, whole, [0, 1], list(range(16))))) == 1
-
-
-def mla(layout: Layout, page_tokens: int, pages: int) -> Side:
-    """A pool of 8 layers with rows of 1152 bytes."""
-    pool = PoolSpec(
-        name="kv",
-        kind=PoolKind.MLA,
-        parts=(Part("kv", DType.BF16, (576,)),),
-        layers=tuple(range(8)),
-        page_tokens=page_tokens,
-        layout=layout,
-    )
-    memory = np.zeros(pool.page_bytes(Shard()) * pages, np.uint8)
-    return Side(pool, Shard(), Region.of(pool, Shard(), [memory], pages), memory)
-
-
-@pytest.mark.slow
-def test_8192_rows_are_matched_and_joined_within_a_millisecond() -> None:
-    mine = mla(Layout.PAGE_FIRST_DIRECT, 64, 16)
-    theirs = mla(Layout.LAYER_FIRST, 1, 2048)
-    rng = np.random.default_rng(0)
-    scattered = rng.permutation(2048)[:1024].tolist()
-    runs = (rng.permutation(256)[:128, None] * 8 + np.arange(8)).ravel().tolist()
-    for slots in (list(range(1024)), runs, scattered):
-        given = (np.arange(16), np.array(slots, np.int64))
-        took = []
-        for _ in range(50):
-            began = time.perf_counter()
-            rows = coalesce(match(mine.grid, theirs.grid, *given))
-            took.append(time.perf_counter() - began)
-        assert rows.count == 8192
-        assert rows.nbytes == 8192 * 1152
-        assert min(took) < 1e-3
-
-
-def test_moved_rows_are_the_bytes_of_their_rows() -> None:
-    source = np.arange(256, dtype=np.uint8)
-    target = np.zeros(256, np.uint8)
-    local = np.array([3, 100, 7, 250], np.int64) + source.ctypes.data
-    remote = np.array([0, 20, 11, 252], np.int64) + target.ctypes.data
-    move(Rows(local, remote, np.array([5, 9, 5, 4], np.int64), 4))
-    expected = np.zeros(256, np.uint8)
-    expected[0:5], expected[20:29] = source[3:8], source[100:109]
-    expected[11:16], expected[252:256] = source[7:12], source[250:254]
-    assert (target == expected).all()
-    move(Rows(local[:0], remote[:0], cast("Any", local[:0]), 0))
 
 
 @given(

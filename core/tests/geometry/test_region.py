@@ -222,19 +222,6 @@ def pool_of(layout: Layout = Layout.LAYER_FIRST, **changes: Any) -> PoolSpec:
     return PoolSpec(**(given | changes))
 
 
-def test_each_layer_may_be_an_array_of_its_own() -> None:
-    pool = pool_of()
-    whole = [
-        np.arange(3 * 5 * 16, dtype=np.uint8),
-        np.arange(3 * 5 * 8, dtype=np.uint8),
-    ]
-    together = Region.of(pool, Shard(), whole, 5)
-    layers = [piece.reshape(3, -1)[n].copy() for piece in whole for n in range(3)]
-    apart = Region.of(pool, Shard(), layers, 5)
-    for pages in ([0], [4, 2]):
-        assert read(*together.addresses(pages)) == read(*apart.addresses(pages))
-
-
 def test_a_head_group_is_one_run_of_bytes_only_where_heads_come_first() -> None:
     memory = np.zeros(5 * 3 * 24, np.uint8)
     segments = {
@@ -245,16 +232,6 @@ def test_a_head_group_is_one_run_of_bytes_only_where_heads_come_first() -> None:
     }
     assert segments[Layout.PAGE_HEAD] == 1
     assert segments[Layout.PAGE_FIRST_DIRECT] == 6, "layers x tokens"
-
-
-def test_raw_addresses_mean_the_same_as_the_memory_that_lies_there() -> None:
-    memory = np.arange(5 * 3 * 24, dtype=np.uint8)
-    block = Block(int(memory.ctypes.data), memory.nbytes)
-    by_address = Region.of(pool_of(), Shard(), [block], 5)
-    by_memory = Region.of(pool_of(), Shard(), [memory], 5)
-    assert by_address.addresses([1, 4])[0].tolist() == (
-        by_memory.addresses([1, 4])[0].tolist()
-    )
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -286,32 +263,6 @@ def test_a_wrong_number_of_pieces_is_refused(pieces: int) -> None:
 def test_parts_of_a_page_object_lie_side_by_side_and_not_apart() -> None:
     with pytest.raises(RegionError, match="page_object takes one alone"):
         Region.of(pool_of(Layout.PAGE_OBJECT), Shard(), [Block(4096, 240)] * 2, 5)
-
-
-@pytest.mark.parametrize("index", [-1, 5, 2**40])
-def test_an_index_outside_of_the_region_names_pool_and_index(index: int) -> None:
-    region = Region.of(pool_of(), Shard(), [Block(4096, 360)], 5)
-    with pytest.raises(RegionError, match=f"pool 'kv': page index {index} is outside"):
-        region.addresses([0, index])
-
-
-@pytest.mark.parametrize("wrong", [[1.5], [[0, 1]], [True], ["1"]])
-def test_page_indices_are_whole_numbers_in_a_row(wrong: Any) -> None:
-    region = Region.of(pool_of(), Shard(), [Block(4096, 360)], 5)
-    with pytest.raises(RegionError, match="row of whole numbers"):
-        region.addresses(wrong)
-
-
-def test_a_huge_unsigned_index_does_not_wrap_around() -> None:
-    region = Region.of(pool_of(), Shard(), [Block(4096, 360)], 5)
-    with pytest.raises(RegionError, match="18446744073709551615"):
-        region.addresses(np.array([2**64 - 1], np.uint64))
-
-
-def test_no_pages_are_no_addresses() -> None:
-    region = Region.of(pool_of(), Shard(), [Block(4096, 360)], 5)
-    addresses, sizes = region.addresses([])
-    assert addresses.shape == sizes.shape == (0, region.buffers)
 
 
 def test_gather_refuses_rows_of_another_size() -> None:

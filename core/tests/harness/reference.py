@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from unittest.mock import patch
 
 import attrs
@@ -530,6 +530,8 @@ class FolderReference(MemoryReference):
     sharing = Scope.HOST
     eviction = Support.NO
     retention = Support.EMULATED
+    folder: ClassVar[Any] = FolderShelf
+    """What keeps blobs in its folder."""
 
     def open_shelf(self, settings: ReferenceSettings) -> Shelf:
         """Open the folder.
@@ -540,7 +542,8 @@ class FolderReference(MemoryReference):
         if settings.root is None:
             raise KvdockError("setting 'root' is missing", fix="Give it a folder.")
         settings.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return FolderShelf(settings.root)
+        shelf: Shelf = self.folder(settings.root)
+        return shelf
 
 
 class ShelfOracle(Oracle):

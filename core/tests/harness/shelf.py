@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -252,6 +252,32 @@ def indexer() -> PoolSpec:
     )
 
 
+def held_by(gate: threading.Event, *operations: str) -> Callable[[Batch], None]:
+    """A trouble: calls wait for a gate, those of some operations or all."""
+
+    def wait(batch: Batch) -> None:
+        if not operations or batch.operation in operations:
+            assert gate.wait(60)
+
+    return wait
+
+
+E = TypeVar("E")
+
+
+class Heard(Generic[E]):
+    """An observer that keeps the events of one kind."""
+
+    def __init__(self, kind: type[E], *, pages: bool = False) -> None:
+        self.kind, self.observes_pages = kind, pages
+        self.events: list[E] = []
+
+    @hookimpl
+    def kvdock_observe(self, event: object) -> None:
+        if isinstance(event, self.kind):
+            self.events.append(event)
+
+
 @attrs.define(eq=False)
 class Engine:
     """Pools of an engine on one shelf (or several), and what pages must hold."""
@@ -260,6 +286,7 @@ class Engine:
     pools: Sequence[PoolSpec] = attrs.field(factory=lambda: (attention(),))
     core: CoreSettings = attrs.field(factory=CoreSettings)
     overrides: Mapping[str, str] = attrs.field(factory=dict)
+    tiers: Sequence[str | Mapping[str, object]] = ()
     observers: Sequence[object] = ()
     faults: FaultInjector | None = None
     wrappers: Sequence[tuple[str, Any]] = ()
@@ -279,13 +306,14 @@ class Engine:
                 for name, one in backends.items()
             }
         for backend in backends.values():
-            for observer in self.observers:
-                backend.plugin.manager.register(observer)
+            for number, observer in enumerate(self.observers):
+                backend.add_observer(f"observer-{number}", observer)
         dock = Dock(backends)
         plan = dock.plan(
             self.pools,
             self.shard,
             overrides=self.overrides,
+            tiers=self.tiers,
             needs=RouteRequirements(
                 integrity=self.core.integrity, staging=self.core.calls.staging
             ),
@@ -331,6 +359,16 @@ class Engine:
                 rows = np.stack([self.content(pool.name, name) for name in names])
                 attached.region.scatter(pages, rows)
 
+    def store(self, count: int, *, blank: bool = False) -> list[str]:
+        """Compute and store the first pages; return their hashes."""
+        names = hashes(count)
+        self.fill(names, range(count))
+        stored = self.attachment.put(names, self.where(range(count)))
+        assert stored.pages == count, stored.outcomes
+        if blank:
+            self.blank()
+        return names
+
     def where(self, pages: Sequence[int]) -> dict[str, Sequence[int]]:
         return {pool.name: pages for pool in self.pools if pool.physical}
 
@@ -375,6 +413,7 @@ __all__ = [
     "PAGES",
     "ByteArray",
     "Engine",
+    "Heard",
     "Integrity",
     "Shelf",
     "Trouble",
@@ -382,6 +421,7 @@ __all__ = [
     "draft",
     "hashes",
     "hasty",
+    "held_by",
     "indexer",
     "memory_at",
     "patient",

@@ -2,107 +2,69 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-from shelf import PAGES, Shelf, attention, hashes, patient
+from shelf import Engine, Heard, hashes, patient
 
-from kvdock.batch import Batch, Outcome
-from kvdock.dock import Dock
+from kvdock.batch import Outcome
 from kvdock.events import PagesCopied
-from kvdock.geometry.region import Region
-from kvdock.namespace import Namespace
-from kvdock.plugin.hookspecs import hookimpl
-from kvdock.pools.shard import Shard
-from kvdock.transfer.attachment import Attachment
 
 if TYPE_CHECKING:
-    from kvdock.arrays import ByteArray
     from kvdock.config.core import CoreSettings
-    from kvdock.pools.spec import PoolSpec
+    from kvdock.transfer.attachment import Attachment
 
 NAMES = hashes(6)
 WHERE = list(range(6))
 
 
-def held_by(gate: threading.Event, *operations: str) -> Callable[[Batch], None]:
-    """A trouble: calls wait for a gate, those of some operations or all."""
-
-    def wait(batch: Batch) -> None:
-        if not operations or batch.operation in operations:
-            assert gate.wait(60)
-
-    return wait
-
-
-class Listener:
+class Listener(Heard[PagesCopied]):
     """Keeps what became of copies."""
 
     def __init__(self) -> None:
-        self.copies: list[PagesCopied] = []
+        super().__init__(PagesCopied)
 
-    @hookimpl
-    def kvdock_observe(self, event: object) -> None:
-        if isinstance(event, PagesCopied):
-            self.copies.append(event)
+    @property
+    def copies(self) -> list[PagesCopied]:
+        return self.events
 
     def count(self, outcome: str) -> int:
         return sum(one.outcomes.get(outcome, 0) for one in self.copies)
 
 
 @attrs.define(eq=False)
-class Tiers:
-    """An engine whose pools are kept in shelves, near first."""
+class Tiers(Engine):
+    """An engine whose pages are overwritten as soon as they are stored."""
 
-    shelves: Sequence[Shelf]
-    rules: Sequence[str | Mapping[str, object]] = ()
-    pools: Sequence[PoolSpec] = attrs.field(factory=lambda: (attention(),))
-    core: CoreSettings = attrs.field(factory=patient)
-    observers: Sequence[object] = ()
-    listener: Listener = attrs.field(factory=Listener)
-    memory: dict[str, ByteArray] = attrs.field(init=False)
-    cache: Attachment = attrs.field(init=False)
+    core: CoreSettings = attrs.field(factory=patient, kw_only=True)
+    listener: Listener = attrs.field(factory=Listener, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        backends = {shelf.name: shelf.backend() for shelf in self.shelves}
-        for backend in backends.values():
-            for at, observer in enumerate((self.listener, *self.observers)):
-                backend.add_observer(f"observer-{at}", observer)
-        dock = Dock(backends)
-        rules = self.rules or [shelf.name for shelf in self.shelves]
-        plan = dock.plan(self.pools, Shard(), tiers=rules)
-        self.memory = {
-            pool.name: np.zeros((PAGES, pool.page_bytes(Shard())), np.uint8)
-            for pool in self.pools
-        }
-        regions = {
-            pool.name: Region.of(pool, Shard(), [self.memory[pool.name]], PAGES)
-            for pool in self.pools
-        }
-        self.cache = Attachment.open(
-            dock, plan, Namespace(model="m"), regions, core=self.core
-        )
+        self.observers = (self.listener, *self.observers)
+        self.tiers = self.tiers or [shelf.name for shelf in self.shelves]
+        super().__attrs_post_init__()
 
-    def content(self, pool: str, name: str) -> ByteArray:
-        size = int(self.memory[pool].shape[1])
-        seed = [int(name, 16), *pool.encode()]
-        generator = np.random.default_rng(seed)
-        return generator.integers(0, 256, size, np.uint8)
+    @property
+    def cache(self) -> Attachment:
+        return self.attachment
 
     def put(self, names: Sequence[str] = NAMES, pages: Sequence[int] = WHERE) -> int:
-        for pool in self.pools:
-            rows = np.stack([self.content(pool.name, name) for name in names])
-            self.cache[pool.name].region.scatter(np.array(pages), rows)
-        stored = self.cache.put(names, {pool.name: pages for pool in self.pools})
-        for pool in self.pools:  # the engine reuses its pages at once
-            self.memory[pool.name][:] = 0xEE
+        self.fill(names, pages)
+        stored = self.cache.put(names, self.where(pages))
+        self.blank()
         return stored.pages
 
+    def stored(
+        self, names: Sequence[str] = NAMES, pages: Sequence[int] = WHERE
+    ) -> None:
+        """Store pages in all tiers."""
+        assert self.put(names, pages) == len(names)
+        self.settle()
+
     def get(self, names: Sequence[str] = NAMES, pages: Sequence[int] = WHERE) -> int:
-        found = self.cache.get(names, {pool.name: pages for pool in self.pools})
+        found = self.cache.get(names, self.where(pages))
         for pool in self.pools:
             ok = found.outcomes[pool.name] == Outcome.OK
             for at in np.flatnonzero(ok).tolist():
@@ -110,9 +72,7 @@ class Tiers:
         return found.pages
 
     def check(self, pool: str, name: str, page: int) -> None:
-        row = np.zeros((1, self.memory[pool].shape[1]), np.uint8)
-        self.cache[pool].region.gather(np.array([page]), row)
-        assert np.array_equal(row[0], self.content(pool, name)), "wrong bytes"
+        assert self.holds(pool, name, page), "wrong bytes"
 
     def settle(self) -> None:
         assert self.cache.wait_idle(60)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import msgspec
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from shelf import Engine, Shelf, attention, hashes, patient, until
 from tiered import NAMES, WHERE, Tiers
 
+from kvdock.arrays import OutcomeArray
 from kvdock.batch import Outcome
 from kvdock.events import HintAnswered, Origin
 from kvdock.hints import (
@@ -34,9 +35,6 @@ from kvdock.journal.observer import Journal, JournalSettings
 from kvdock.observers.metrics import MetricDeltas
 from kvdock.retention import Retention, RetentionAnswer
 from kvdock.transfer.manager import TransferManager
-
-if TYPE_CHECKING:
-    from kvdock.arrays import OutcomeArray
 
 ACCEPTED, UNSUPPORTED = RetentionAnswer.ACCEPTED, RetentionAnswer.UNSUPPORTED
 NAME = attention().name
@@ -158,12 +156,6 @@ def test_a_malformed_envelope_is_rejected_as_one(given: object) -> None:
     assert read(given) == (RequestHints("r"), [("other", "malformed")])
 
 
-def test_a_malformed_action_leaves_the_others_alone() -> None:
-    found, told = read(envelope(3, {}, action("kvdock.forget", from_token=0)))
-    assert told == [("other", "malformed")] * 2 + [("kvdock.forget", "taken")]
-    assert len(found.hints) == 1
-
-
 def _many(actions: int) -> dict[str, Any]:
     return envelope(*[action("kvdock.forget", from_token=0)] * actions)
 
@@ -257,11 +249,6 @@ def test_a_page_is_meant_if_any_of_its_tokens_is() -> None:
     assert times[4].keep_until == times[4].expire_at < long
 
 
-def test_positions_are_grouped_by_their_times() -> None:
-    one, other = Retention(1), Retention(2)
-    assert by_times([one, other, one]) == {one: [0, 2], other: [1]}
-
-
 # --- Applying them -----------------------------------------------------------
 
 
@@ -352,14 +339,6 @@ def test_requests_that_find_too_much_waiting_are_dropped(told: Listener) -> None
     assert told.events[-1].outcome == "dropped"
 
 
-def test_an_operator_can_switch_hints_off(told: Listener) -> None:
-    service = Hints(patient(retention={"hints": False}), told)
-    assert service.read("r", envelope(action("kvdock.forget", from_token=0))) == (
-        RequestHints("r")
-    )
-    assert not told.events
-
-
 def test_a_defect_while_hints_are_applied_ends_no_thread(
     told: Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -375,18 +354,6 @@ def test_a_defect_while_hints_are_applied_ends_no_thread(
 
 
 # --- Over an attachment ------------------------------------------------------
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return what sets the clock of the host ahead."""
-    real, ahead = time.time, [0.0]
-    monkeypatch.setattr("time.time", lambda: real() + ahead[0])
-
-    def skip(seconds: float) -> None:
-        ahead[0] += seconds
-
-    return skip
 
 
 def test_pages_stored_in_the_background_have_their_times(
@@ -421,34 +388,16 @@ def test_pages_stored_in_the_background_have_their_times(
     manager.close()
 
 
-def test_the_maximal_age_holds_for_pages_of_engines_that_move_pool_by_pool(
-    later: Callable[[float], None],
-) -> None:
-    engine = Engine(core=patient(retention={"max_age": "60 s"}))
-    pool, names = engine.attachment[NAME], hashes(4)
-    engine.fill(names, WHERE[:4])
-    assert not pool.put(names[:2], WHERE[:2]).any()
-    asked = Retention.lasting(expire_s=3600)
-    until_s = time.monotonic() + 60
-    pool.store(names[2:], np.array(WHERE[2:4]), until_s, asked, lambda _: None)
-    assert not pool.get(names, WHERE[:4]).any()
-    later(61)
-    assert pool.get(names, WHERE[:4]).all()
-    engine.attachment.close()
-
-
 def test_prefetched_pages_come_to_the_nearest_tier(told: Listener) -> None:
     near, far = Shelf("near"), Shelf("far")
-    tiers = Tiers([near, far], rules=[
+    tiers = Tiers([near, far], tiers=[
         {"backend": "near", "promote": "second"}, "far",
     ])  # fmt: skip
     pool = tiers.cache[NAME]
     try:
-        tiers.put()
-        tiers.settle()
+        tiers.stored()
         near.objects.clear()
-        tiers.put(NAMES[:1], WHERE[:1])
-        tiers.settle()
+        tiers.stored(NAMES[:1], WHERE[:1])
         service = Hints(patient(), told)
         prompt = [*NAMES, *hashes(1, first=77)]
         hints = service.read("r", envelope(action("kvdock.prefetch", tokens=[1, 2])))
@@ -467,13 +416,6 @@ def test_prefetched_pages_come_to_the_nearest_tier(told: Listener) -> None:
         service.close()
     finally:
         tiers.cache.close()
-
-
-def test_a_single_backend_has_nowhere_to_prefetch_to() -> None:
-    engine = Engine(core=patient())
-    found = engine.attachment[NAME].prefetch(hashes(3), time.monotonic() + 60)
-    assert found == {"unsupported": 3}
-    engine.attachment.close()
 
 
 def test_every_action_has_a_record_in_the_journal(tmp_path: Path) -> None:
@@ -499,3 +441,8 @@ def test_every_action_has_a_record_in_the_journal(tmp_path: Path) -> None:
         ("r7", *kind, NAME, (("unsupported", 2),)),
     ]
     engine.attachment.close()
+
+
+def test_positions_are_grouped_by_their_times() -> None:
+    one, other = Retention(1), Retention(2)
+    assert by_times([one, other, one]) == {one: [0, 2], other: [1]}

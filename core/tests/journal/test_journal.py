@@ -16,10 +16,9 @@ import attrs
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from shelf import (
     Engine,
+    Heard,
     Shelf,
     attention,
     draft,
@@ -31,7 +30,7 @@ from shelf import (
 )
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
-from kvdock.errors import KvdockError, SettingsError
+from kvdock.errors import KvdockError
 from kvdock.events import (
     BatchEnded,
     HostMemoryShared,
@@ -45,7 +44,7 @@ from kvdock.events import (
 from kvdock.generations import Generation
 from kvdock.journal import Cause, JournalRecord, explain, read_journal, requests
 from kvdock.journal.observer import Journal, JournalSettings, _Files
-from kvdock.journal.records import encode, record_of_pages
+from kvdock.journal.records import encode
 from kvdock.namespace import Namespace
 from kvdock.pays.policy import LoadLimit, limited_by
 from kvdock.plugin.hookspecs import hookimpl
@@ -129,24 +128,27 @@ def test_what_could_be_restored_has_no_cause(trial: Trial) -> None:
     assert answer.verdict == "All 6 pages could be restored."
 
 
-def test_what_nobody_stored_is_said(trial: Trial) -> None:
-    engine = trial.engine()
-    store(engine, 4)
-    ask(engine, "r")
-    answer = trial.why("r")
-    assert (answer.restorable, answer.pages) == (4, 6)
-    assert answer.pools[0].causes == {Cause.NEVER_STORED: 2}
-    assert answer.verdict.startswith("4 of 6 pages could be restored: pool kv lacks ")
-
-
-def test_what_was_evicted_is_said(trial: Trial) -> None:
+@pytest.mark.parametrize(
+    ("change", "causes"),
+    [
+        (lambda engine: lose(engine.shelf, 2), {Cause.EVICTED: 1}),
+        (lambda engine: engine.attachment.clear(), {Cause.CLEARED: 6}),
+        (
+            lambda engine: engine.attachment.delete([*NAMES[1:], "ab" * 32]),
+            {Cause.REMOVED: 5},
+        ),
+    ],
+)
+def test_what_became_of_stored_pages_is_said(
+    trial: Trial, change: Callable[[Engine], object], causes: dict[Cause, int]
+) -> None:
     engine = trial.engine()
     store(engine)
-    lose(engine.shelf, 2)
+    change(engine)
     ask(engine, "r")
-    answer = trial.why("r")
-    assert (answer.restorable, answer.pools[0].first) == (2, 2)
-    assert answer.pools[0].causes == {Cause.EVICTED: 1}
+    (pool,) = trial.why("r").pools
+    assert pool.causes == causes
+    assert trial.why("r").restorable == pool.first
 
 
 def test_damage_is_said_of_the_request_that_met_it_and_of_the_next(
@@ -162,22 +164,6 @@ def test_damage_is_said_of_the_request_that_met_it_and_of_the_next(
     ask(engine, "second", load=False)
     answer = trial.why("second")
     assert (answer.restorable, answer.pools[0].cause) == (1, Cause.DAMAGED)
-
-
-def test_a_namespace_that_was_cleared_is_said(trial: Trial) -> None:
-    engine = trial.engine()
-    store(engine)
-    engine.attachment.clear()
-    ask(engine, "r")
-    assert trial.why("r").pools[0].causes == {Cause.CLEARED: 6}
-
-
-def test_pages_that_were_deleted_by_name_are_said(trial: Trial) -> None:
-    engine = trial.engine()
-    store(engine)
-    engine.attachment.delete([*NAMES[1:], "ab" * 32])
-    ask(engine, "r")
-    assert trial.why("r").pools[0].causes == {Cause.REMOVED: 5}
 
 
 @pytest.mark.parametrize(
@@ -330,16 +316,6 @@ def test_a_state_that_is_missing_cuts_the_prefix_and_is_named_first(
     assert answer.pools[0].cause is Cause.EVICTED
 
 
-def test_a_draft_that_is_missing_cuts_nothing_and_is_said(trial: Trial) -> None:
-    engine = trial.engine(pools=(attention(), draft()))
-    store(engine)
-    lose(engine.shelf, 0, "draft")
-    ask(engine, "r", load=False)
-    answer = trial.why("r")
-    assert answer.restorable == answer.pages
-    assert "Beside it, pool draft lacks page 1" in answer.verdict
-
-
 def test_a_draft_that_is_attached_by_itself_is_said_beside_its_target(
     trial: Trial,
 ) -> None:
@@ -445,17 +421,11 @@ def test_a_folder_without_a_journal_is_said(tmp_path: Path) -> None:
 
 
 def test_nothing_is_sent_where_no_observer_wants_pages() -> None:
-    seen: list[object] = []
-
-    class Deaf:
-        @hookimpl
-        def kvdock_observe(self, event: object) -> None:
-            seen.append(event)
-
-    engine = Engine(core=patient(), observers=[Deaf()])
+    heard = Heard(object)
+    engine = Engine(core=patient(), observers=[heard])
     store(engine)
-    assert seen
-    assert not [one for one in seen if isinstance(one, PagesAnswered)]
+    assert heard.events
+    assert not [one for one in heard.events if isinstance(one, PagesAnswered)]
 
 
 def test_nothing_is_measured_for_a_journal_alone() -> None:
@@ -480,6 +450,21 @@ def test_nothing_is_measured_for_a_journal_alone() -> None:
 # --- The files -------------------------------------------------------------------
 
 
+def hold_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[threading.Event, threading.Event]:
+    """Let writes of journals wait; return what says so, and what lets them go on."""
+    begun, goes_on, write = threading.Event(), threading.Event(), os.write
+
+    def hold(file: int, data: bytes) -> int:
+        begun.set()
+        assert goes_on.wait(60)
+        return write(file, data)
+
+    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    return begun, goes_on
+
+
 def event(pages: int = 3) -> PagesAnswered:
     return PagesAnswered(
         backend="shelf",
@@ -492,14 +477,6 @@ def event(pages: int = 3) -> PagesAnswered:
 
 
 ORIGIN = Origin(rank="0", model="m", namespace="0" * 64)
-
-
-@given(st.lists(st.sampled_from(list(Outcome)), max_size=40))
-def test_outcomes_are_read_as_they_were_written(outcomes: list[Outcome]) -> None:
-    codes = np.array(outcomes, np.uint8)
-    given = attrs.evolve(event(len(outcomes)), outcomes=codes)
-    record = record_of_pages(1.0, given, ORIGIN, given.hashes, codes.tobytes())
-    assert [one for _, one in record.each()] == [one.name.lower() for one in outcomes]
 
 
 def test_files_stay_within_their_limit_and_the_newest_are_kept(
@@ -521,15 +498,7 @@ def test_records_whose_pages_find_the_queue_full_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(JournalSettings(dir=tmp_path, queue=2))
-    begun, goes_on = threading.Event(), threading.Event()
-    write = os.write
-
-    def hold(file: int, data: bytes) -> int:
-        begun.set()
-        assert goes_on.wait(20)
-        return write(file, data)
-
-    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    begun, goes_on = hold_writes(monkeypatch)
     journal.kvdock_observe(event=event(), origin=ORIGIN)
     assert begun.wait(20)
     for _ in range(5):
@@ -540,25 +509,6 @@ def test_records_whose_pages_find_the_queue_full_are_counted(
     assert journal.flush(20)
     records = list(read_journal(tmp_path))
     assert (len(records), sum(one.dropped for one in records)) == (3, 4)
-
-
-def test_a_write_that_fails_loses_records_and_not_the_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = Journal(JournalSettings(dir=tmp_path))
-    monkeypatch.setattr("kvdock.journal.observer._RETRY_S", 0.0)
-    write = os.write
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("kvdock.journal.observer.os.write", full)
-    journal.kvdock_observe(event=event(), origin=ORIGIN)
-    assert journal.flush(20)
-    monkeypatch.setattr("kvdock.journal.observer.os.write", write)
-    journal.kvdock_observe(event=event(), origin=ORIGIN)
-    assert journal.flush(20)
-    assert [one.dropped for one in read_journal(tmp_path)] == [1]
 
 
 def test_a_torn_line_and_lines_of_others_are_left_out(tmp_path: Path) -> None:
@@ -621,13 +571,7 @@ def test_the_end_of_an_attachment_writes_what_waits(
 def test_the_end_of_an_attachment_does_not_wait_for_a_disk_that_hangs(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on, write = threading.Event(), os.write
-
-    def hold(file: int, data: bytes) -> int:
-        assert goes_on.wait(60)
-        return write(file, data)
-
-    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    _, goes_on = hold_writes(monkeypatch)
     engine = trial.engine()
     ask(engine, "r")
     began_s = time.monotonic()
@@ -637,30 +581,11 @@ def test_the_end_of_an_attachment_does_not_wait_for_a_disk_that_hangs(
     assert trial.journal.flush(20)
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(KvdockError, match="cannot be made"):
-        Journal(JournalSettings(dir=tmp_path / "file" / "journal"))
-
-
-def test_a_limit_that_is_too_small_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="less than 1 MiB"):
-        JournalSettings(dir=tmp_path, max_bytes=1000)
-
-
 def test_a_batch_larger_than_a_file_stays_within_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(JournalSettings(dir=tmp_path, max_bytes=1 << 20))
-    begun, goes_on = threading.Event(), threading.Event()
-    write = os.write
-
-    def hold(file: int, data: bytes) -> int:
-        begun.set()
-        assert goes_on.wait(60)
-        return write(file, data)
-
-    monkeypatch.setattr("kvdock.journal.observer.os.write", hold)
+    begun, goes_on = hold_writes(monkeypatch)
     for at in range(400):
         given = attrs.evolve(event(200), request=str(at))
         journal.kvdock_observe(event=given, origin=ORIGIN)
@@ -694,7 +619,7 @@ def test_a_journal_deletes_no_file_that_no_journal_has_written(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) > len(foreign) + 4
 
 
-@pytest.mark.parametrize("pages", [300, 900])
+@pytest.mark.parametrize("pages", [pytest.param(300, marks=pytest.mark.slow), 900])
 def test_many_writers_together_keep_the_limit_of_a_journal(
     tmp_path: Path, pages: int
 ) -> None:

@@ -11,11 +11,10 @@ from kvdock.keys import check_suffixes, key_suffixes
 from kvdock.models.assembly import Assembly, Deployment, assemble
 from kvdock.models.description import (
     load_model,
-    parse_description,
     shipped_models,
 )
 from kvdock.namespace import Namespace, namespace_digest, namespace_record
-from kvdock.pools.enums import ContextSplit, DType, HitPolicy, PoolKind, Sharding
+from kvdock.pools.enums import ContextSplit, DType, PoolKind, Sharding
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.shard import Shard
 
@@ -46,17 +45,6 @@ def test_every_shipped_model_has_one_writer_for_every_object(
                 for stored in stored_objects(pool, shard):
                     writers[stored.coordinate] += pool.writes(shard)
             assert set(writers.values()) == {1}, pool.name
-
-
-@pytest.mark.parametrize(("name", "draft"), DRAFTED)
-def test_the_layers_of_every_shipped_model_all_keep_something(
-    name: str, draft: str
-) -> None:
-    model = load_model(name)
-    assembly = pools_of(name, draft)
-    held = {layer for pool in assembly.pools for layer in pool.layers}
-    total = model.layers + (model.drafts[draft].layers if draft else 0)
-    assert held == set(range(total))
 
 
 @pytest.mark.parametrize(("name", "draft"), DRAFTED)
@@ -107,15 +95,6 @@ def test_a_draft_per_head_on_a_replicated_target_is_written_by_every_rank() -> N
     assert writers == {"kv": [True] + [False] * 7, "draft": [True] * 8}
 
 
-def test_a_hybrid_linear_target_may_have_a_draft() -> None:
-    """Draft offload: the case that engines skip with a warning."""
-    assert summary(pools_of("qwen3-next-80b", "mtp", tp_size=2)) == {
-        "kv": ("mha", "heads", "all_pages"),
-        "mamba": ("mamba", "rank", "trailing_pages"),
-        "draft": ("mha", "heads", "all_pages"),
-    }
-
-
 def test_states_beside_latents_are_written_by_every_rank() -> None:
     """Hybrid pools: sharded states beside a replicated target."""
     assembly = pools_of("kimi-linear-48b", tp_size=4)
@@ -123,12 +102,6 @@ def test_states_beside_latents_are_written_by_every_rank() -> None:
     assert (kv.kind, mamba.kind) == (PoolKind.MLA, PoolKind.MAMBA)
     assert all(mamba.writes(shard) for shard in assembly.shards())
     assert sum(kv.writes(shard) for shard in assembly.shards()) == 1
-
-
-@pytest.mark.parametrize("name", ["jamba-1.5-mini", "qwen3-next-80b"])
-def test_mamba_hybrids_have_attention_and_states(name: str) -> None:
-    kinds = {pool.kind for pool in pools_of(name).pools}
-    assert kinds == {PoolKind.MHA, PoolKind.MAMBA}
 
 
 def test_compressed_attention_hangs_on_a_logical_anchor() -> None:
@@ -154,60 +127,6 @@ def test_compressed_attention_hangs_on_a_logical_anchor() -> None:
     assert bytes_of["swa"] == 43 * 260 * 576
     assert bytes_of["deepseek_v4_c4"] == 21 * 65 * 576
     assert bytes_of["deepseek_v4_c128"] == 20 * 3 * 576
-
-
-def test_positions_and_scales_may_lie_in_pools_of_their_own() -> None:
-    names = {pool.name for pool in pools_of("deepseek-v4-flash-split").pools}
-    assert {"deepseek_v4_c4_rope", "deepseek_v4_c4_indexer_scale"} <= names
-
-
-@pytest.mark.parametrize("name", ["gemma-3-27b", "gpt-oss-120b", "mistral-7b"])
-def test_windows_have_trailing_pools(name: str) -> None:
-    swa = pools_of(name).pools[1]
-    assert swa.kind is PoolKind.SWA
-    assert swa.hit_policy is HitPolicy.TRAILING_PAGES
-
-
-def test_pages_that_go_straight_to_a_peer_are_those_of_the_store() -> None:
-    """Transfers to peers work token by token: pages of one token are pages too."""
-    assembly = pools_of("deepseek-v3.2", page_tokens=1, layout="layer_first")
-    assert [pool.page_bytes(Shard()) for pool in assembly.pools] == [
-        61 * 576 * 2,
-        61 * 132,
-    ]
-
-
-def test_a_store_that_spills_to_disks_sees_the_same_pools() -> None:
-    """Spilling is the store's own business: nothing in a pool depends on it."""
-    assert summary(pools_of("llama-3.1-8b")) == {"kv": ("mha", "heads", "all_pages")}
-
-
-def test_every_ratio_of_compression_is_a_pool_like_others() -> None:
-    ratios = (1, 2, 4, 128)
-    data = {
-        "model": "m",
-        "summary": "all ratios",
-        "layers": 8,
-        "page_tokens": 256,
-        "pools": [
-            {"family": "logical", "name": "kv", "anchor": True},
-            *(
-                {
-                    "family": "compressed",
-                    "name": f"deepseek_v4_c{ratio}",
-                    "indices_from": "kv",
-                    "layers": f"{n}",
-                    "ratio": ratio,
-                    "row_bytes": 256 + 16,
-                    "encoding": "fp4_e2m1 512 with scales",
-                }
-                for n, ratio in enumerate(ratios)
-            ),
-        ],
-    }
-    assembly = assemble(parse_description("all-ratios", data))
-    sizes = [pool.page_bytes(Shard()) for pool in assembly.pools[1:]]
-    assert sizes == [256 // ratio * 272 for ratio in ratios]
 
 
 def digest(assembly: Assembly) -> str:
@@ -314,11 +233,6 @@ def test_a_deployment_of_impossible_numbers_is_refused_by_name(
 ) -> None:
     with pytest.raises(PoolError, match=message):
         Deployment(**given)
-
-
-def test_more_stages_than_layers_are_refused_before_they_are_counted() -> None:
-    with pytest.raises(PoolError, match="60000 pipeline stages are not a partition"):
-        pools_of("llama-3.1-8b", pp_size=60_000)
 
 
 def test_ranks_that_cannot_divide_a_pool_are_refused_before_there_is_any() -> None:

@@ -43,19 +43,6 @@ def test_the_tightest_control_group_above_the_process_counts(tmp_path: Path) -> 
     assert budget.limited_by == "control group /outer"
 
 
-def test_a_control_group_may_be_called_anything(tmp_path: Path) -> None:
-    group = "user.slice/j\u00fcrgen.scope"
-    root = machine(
-        tmp_path,
-        {
-            "proc/self/cgroup": f"0::/{group}\n",
-            f"sys/fs/cgroup/{group}/memory.max": "1000\n",
-            f"sys/fs/cgroup/{group}/memory.current": "400\n",
-        },
-    )
-    assert HostBudget.measure(0, root=root).free_bytes == 600
-
-
 def test_the_older_kind_of_control_group_counts_as_well(tmp_path: Path) -> None:
     root = machine(
         tmp_path,
@@ -90,11 +77,6 @@ def test_without_control_groups_the_machine_itself_is_asked(tmp_path: Path) -> N
     assert budget.free_bytes > 1 << 20
 
 
-def test_the_reserve_is_never_handed_out() -> None:
-    assert HostBudget(12 * GIB, "it", 10 * GIB).usable_bytes == 2 * GIB
-    assert HostBudget(9 * GIB, "it", 10 * GIB).usable_bytes == 0
-
-
 def test_pages_that_fit_take_no_more_than_there_is() -> None:
     budget = HostBudget(GIB, "it", 0)
     # 2 MiB of kv, 1 MiB of draft, 4 MiB of swa for each page.
@@ -111,10 +93,6 @@ def test_a_host_is_shared_by_one_rank_at_least() -> None:
 def test_a_reserve_is_not_negative() -> None:
     with pytest.raises(PoolError, match="reserve_bytes must be at least 0"):
         HostBudget(GIB, "it", -1)
-
-
-def test_no_bytes_a_page_is_no_number_of_pages() -> None:
-    assert HostBudget(GIB, "it", 0).pages_that_fit([], Shard()) == 0
 
 
 def test_memory_that_does_not_fit_is_named_with_everything_that_came_before() -> None:

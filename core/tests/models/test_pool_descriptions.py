@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -8,7 +10,8 @@ from geometries import second_geometry
 
 from kvdock.errors import PoolError
 from kvdock.models.assembly import Deployment, assemble
-from kvdock.pools.enums import ContextSplit, DType, HitPolicy, PoolKind
+from kvdock.models.description import load_model, parse_description
+from kvdock.pools.enums import ContextSplit, DType, PoolKind
 from kvdock.pools.shard import Shard
 
 if TYPE_CHECKING:
@@ -16,11 +19,6 @@ if TYPE_CHECKING:
         ModelDescription,
     )
     from kvdock.pools.spec import PoolSpec
-
-
-def test_a_second_window_geometry_and_keys_alone_are_pools_like_others() -> None:
-    assembly = assemble(second_geometry(), Deployment(tp_size=2))
-    assert [pool.kind for pool in assembly.pools] == ["mha", "swa", "swa", "k_only"]
 
 
 def test_layers_are_written_as_ranges_with_steps() -> None:
@@ -119,19 +117,6 @@ def test_latents_may_have_a_window() -> None:
         pool_of(**latents, window=128, **trailing)
 
 
-def test_a_second_form_of_pages_may_be_described() -> None:
-    pool = pool_of(
-        family="k_only",
-        heads=2,
-        head_dim=8,
-        required=False,
-        hit_policy="block_groups",
-        block_pages=4,
-        group_pages=2,
-    )
-    assert pool.hit_policy is HitPolicy.BLOCK_GROUPS
-
-
 def test_rows_of_fixed_bytes_may_say_what_an_element_type_changes() -> None:
     table = {
         "family": "compressed",
@@ -151,3 +136,81 @@ def test_what_a_pool_says_of_its_division_stands_against_the_deployment() -> Non
     own = attrs.evolve(model, pools=(*model.pools, {**model.pools[1], **layers}))
     one, *_, other = assemble(own, Deployment(cp_size=2, context="pages")).pools
     assert (one.context, other.context) == (ContextSplit.PAGES, ContextSplit.LAYERS)
+
+
+GOOD: dict[str, Any] = {
+    "model": "org/Model",
+    "summary": "one pool",
+    "layers": 2,
+    "page_tokens": 16,
+    "pools": [{"family": "mla", "name": "kv"}],
+}
+
+
+def test_a_misspelled_model_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PoolError, match=r"Did you mean 'deepseek-v3\.2'"):
+        load_model("deepseek-v32")
+    with pytest.raises(PoolError, match=r"Known are .*glm-5"):
+        load_model("zzzzz")
+
+
+@pytest.mark.parametrize("name", ["../errors", "", "/etc/passwd"])
+def test_a_name_is_no_way_out_of_the_folder(name: str) -> None:
+    with pytest.raises(PoolError, match="is described"):
+        load_model(name)
+
+
+def test_a_description_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(GOOD))
+    assert load_model(str(path)).name == "mine"
+    toml = tmp_path / "mine.toml"
+    toml.write_text(
+        'model = "m"\nsummary = "s"\nlayers = 1\npage_tokens = 4\n'
+        '[[pools]]\nname = "kv"'
+    )
+    assert load_model(str(toml)).pools == ({"name": "kv"},)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{", "cannot be parsed"),
+        ("a.json", "[]", "does not hold a table"),
+        ("a.toml", "x =", "cannot be parsed"),
+        ("b.toml", None, "No such file"),
+        ("c.json", "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_description_is_refused(
+    tmp_path: Path, name: str, text: str | None, message: str
+) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PoolError, match=message):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer": 2}, "unknown field 'layer'. Did you mean 'layers'"),
+        ({"model": None}, "field 'model' is missing"),
+        ({"layers": 0}, "layers is at least 1 and at most"),
+        ({"layers": 10**10}, "layers is at least 1 and at most"),
+        ({"layers": 8.0}, "layers is a whole number, not 8.0"),
+        ({"page_tokens": True}, "page_tokens is a whole number, not True"),
+        ({"pools": []}, "pools is a list of tables"),
+        ({"pools": ["kv"]}, "pools is a list of tables"),
+        ({"drafts": []}, "drafts is not a table"),
+        ({"drafts": {"mtp": 1}}, "draft 'mtp' is not a table"),
+        ({"drafts": {"mtp": {"layers": 1}}}, "draft 'mtp': field 'summary' is missing"),
+    ],
+)
+def test_a_wrong_outer_form_is_refused_by_name(
+    changes: dict[str, Any], message: str
+) -> None:
+    data = {key: value for key, value in (GOOD | changes).items() if value is not None}
+    with pytest.raises(PoolError, match=message):
+        parse_description("mine", data)

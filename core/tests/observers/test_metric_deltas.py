@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections import defaultdict
 
 import pytest
 from prometheus_client import CollectorRegistry
-from shelf import Engine, Shelf, attention, draft, hashes, patient
+from shelf import Engine, Shelf, attention, draft, patient
 
 from kvdock.batch import Operation, Outcome
 from kvdock.events import (
     BatchEnded,
-    Event,
+    MemoryHeld,
     Origin,
     PagesRestored,
-    PoolRouted,
     PoolsDetached,
 )
 from kvdock.observers import metrics
 from kvdock.observers.metrics import (
     METRICS,
-    ROUTES,
     MetricDelta,
     MetricDeltas,
     MetricKind,
@@ -35,9 +32,7 @@ def test_summed_up_they_are_what_a_registry_shows() -> None:
     observers: list[object] = [Metrics(registry), deltas]
     engine = Engine([Shelf()], (attention(), draft()), patient(), observers=observers)
     with engine.attachment as cache:
-        names = hashes(3)
-        engine.fill(names, range(3))
-        cache.put(names, engine.where(range(3)))
+        names = engine.store(3)
         damaged = next(key for key in engine.shelf.objects if f"/{names[2]}.kv" in key)
         engine.shelf.objects[damaged] = bytes(len(engine.shelf.objects[damaged]))
         cache.exists(names)
@@ -133,28 +128,62 @@ def test_samples_that_are_not_taken_are_bounded(
     assert by_name(deltas.take())["kvdock_batch_seconds"] == [(0.5,) * 3]
 
 
-def test_a_pool_that_goes_elsewhere_is_no_longer_enabled_where_it_went() -> None:
-    deltas = MetricDeltas()
-
-    def route(backend: str) -> Event:
-        return PoolRouted(pool="kv", backend=backend, enabled=True, reason="why")
-
-    deltas.kvdock_observe(route("a"), Origin())
-    deltas.take()
-    deltas.kvdock_observe(PoolsDetached(), Origin())
-    deltas.kvdock_observe(route("b"), Origin())
-    routes = [one for one in deltas.take() if one.name == ROUTES]
-    assert {one.labels[1]: one.values for one in routes} == {
-        "a": (0,),
-        "b": (1,),
+def test_every_outcome_of_a_stored_pool_is_shown_at_0_when_it_is_attached() -> None:
+    registry, deltas = CollectorRegistry(), MetricDeltas()
+    observers: list[object] = [Metrics(registry), deltas]
+    engine = Engine([Shelf()], (attention(),), patient(), observers=observers)
+    with engine.attachment:
+        shown = {
+            (sample.labels["operation"], sample.labels["outcome"]): sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "kvdock_keys_total"
+        }
+        told = [one for one in deltas.take() if one.name == "kvdock_keys_total"]
+    wanted = {
+        (operation, outcome.name.lower()): 0.0
+        for operation in ("exists", "put", "get")
+        for outcome in Outcome
     }
+    assert shown == wanted
+    carried = {one.labels[2:4]: one.values for one in told}
+    assert carried == dict.fromkeys(wanted, (0.0,))
 
 
-def test_they_are_plain_data_that_another_process_can_read() -> None:
-    deltas = MetricDeltas()
-    restored = PagesRestored(pages={"kv": 3}, target=3, draft=None)
-    deltas.kvdock_observe(restored, Origin())
-    deltas.kvdock_observe(ended(1), Origin())
-    taken = deltas.take()
-    assert pickle.loads(pickle.dumps(taken)) == taken  # noqa: S301 - our own
-    assert all(type(one) is str for delta in taken for one in delta.labels)
+GAUGES = {metric.name for metric in METRICS if metric.kind is MetricKind.GAUGE}
+
+
+def test_no_gauge_of_an_attachment_is_left_after_it() -> None:
+    registry, deltas = CollectorRegistry(), MetricDeltas()
+    observers: list[object] = [Metrics(registry), deltas]
+
+    def shown() -> set[str]:
+        return {
+            sample.name
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name in GAUGES
+        }
+
+    for _ in range(2):
+        engine = Engine([Shelf()], (attention(),), patient(), observers=observers)
+        with engine.attachment:
+            engine.attachment.notify(PagesRestored(pages={}, target=4, draft=2))
+            assert {"kvdock_pool_route_info", "kvdock_draft_restored_ratio"} < shown()
+            deltas.take()
+        assert shown() <= {"kvdock_plugin_info"}
+        last = {one.name: one.values[-1] for one in deltas.take() if one.name in GAUGES}
+        assert last.pop("kvdock_draft_restored_ratio") == 1
+        assert last
+        assert set(last.values()) == {0}
+
+
+def test_what_a_library_still_holds_is_shown_after_the_attachment() -> None:
+    registry = CollectorRegistry()
+    metrics, origin = Metrics(registry), Origin(model="m")
+    for batches, value in ((2, 2), (0, 0)):
+        metrics.kvdock_observe(MemoryHeld(backend="b", batches=batches), origin)
+        metrics.kvdock_observe(PoolsDetached(), origin)
+        labels = {"backend": "b", "rank": "0", "model": "m"}
+        left = registry.get_sample_value("kvdock_held_batches", labels)
+        assert left == (value or None)

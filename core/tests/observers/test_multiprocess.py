@@ -49,31 +49,39 @@ print(generate_latest(registry).decode())
 """
 
 
-def run(folder: Path, source: str, *arguments: str) -> tuple[str, int]:
+def start(folder: Path, source: str, *arguments: str) -> subprocess.Popen[str]:
     """Run a script under multiprocess mode, with warnings as errors."""
-    with subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", source, *arguments],
         env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    ) as process:
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    with process:
         out, complaints = process.communicate(timeout=60)
     assert (complaints, process.returncode) == ("", 0)
-    return out, process.pid
+    return out
 
 
 @pytest.fixture(scope="module")
-def exposition(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """What two ranks have left, and their process ids."""
+def exposition(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What is shown of two ranks, and what once they are known to have ended."""
     folder = tmp_path_factory.mktemp("metrics")
-    return folder, [run(folder, WRITER, rank)[1] for rank in ("tp0", "tp1")]
+    ranks = [start(folder, WRITER, rank) for rank in ("tp0", "tp1")]
+    for rank in ranks:
+        output(rank)
+    before = output(start(folder, READER))
+    return before, output(start(folder, READER, *(str(rank.pid) for rank in ranks)))
 
 
 def test_ranks_do_not_write_each_others_series(
-    exposition: tuple[Path, list[int]],
+    exposition: tuple[str, str],
 ) -> None:
-    lines = run(exposition[0], READER)[0].splitlines()
+    lines = exposition[0].splitlines()
     assert "pid=" not in "".join(lines)
     for line in (
         'kvdock_pool_enabled{model="m",pool="kv",rank="tp0"} 1.0',
@@ -89,9 +97,9 @@ def test_ranks_do_not_write_each_others_series(
 
 
 def test_a_pool_that_is_routed_anew_leaves_one_route_in_force(
-    exposition: tuple[Path, list[int]],
+    exposition: tuple[str, str],
 ) -> None:
-    lines = run(exposition[0], READER)[0].splitlines()
+    lines = exposition[0].splitlines()
     routes = [line for line in lines if line.startswith("kvdock_pool_route_info")]
     now = [line for line in routes if line.endswith(" 1.0")]
     assert len(routes) == 4
@@ -102,8 +110,8 @@ def test_a_pool_that_is_routed_anew_leaves_one_route_in_force(
 
 
 def test_gauges_end_with_their_process_and_counters_stay(
-    exposition: tuple[Path, list[int]],
+    exposition: tuple[str, str],
 ) -> None:
-    shown = run(exposition[0], READER, *map(str, exposition[1]))[0]
+    shown = exposition[1]
     assert "kvdock_pool_enabled{" not in shown
     assert 'kvdock_keys_total{backend="b",model="m"' in shown

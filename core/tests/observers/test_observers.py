@@ -3,13 +3,23 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
-from shelf import Engine, Shelf, attention, draft, hashes, hasty, patient, until
+from shelf import (
+    Engine,
+    Shelf,
+    attention,
+    draft,
+    hashes,
+    hasty,
+    held_by,
+    patient,
+    until,
+)
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.capacity import Capacity
@@ -96,9 +106,7 @@ def test_a_pool_that_is_stored_and_found_and_never_restored_is_said_once(
 def test_keys_are_counted_by_how_they_ended_for_the_engine() -> None:
     engine, registry = measured()
     with engine.attachment as cache:
-        names = hashes(3)
-        engine.fill(names, range(3))
-        cache.put(names, engine.where(range(3)))
+        names = engine.store(3)
         damaged = next(iter(engine.shelf.objects))
         engine.shelf.objects[damaged] = bytes(len(engine.shelf.objects[damaged]))
         cache.get(names, engine.where(range(3)))
@@ -115,11 +123,8 @@ def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
     engine, registry = measured(core=hasty("get", "exists"))
     go_on = threading.Event()
 
-    def hang(_: Batch) -> None:
-        go_on.wait(60)
-
     with engine.attachment as cache:
-        engine.shelf.trouble = hang
+        engine.shelf.trouble = held_by(go_on)
         for _ in range(3):
             cache.get(hashes(1), engine.where([0]))
             cache.exists(hashes(1))
@@ -138,25 +143,6 @@ def test_what_never_comes_back_through_the_hook_is_counted_as_well() -> None:
         assert cache.wait_idle(60)
         assert value(registry, "kvdock_calls_behind", backend="shelf") == 0
         assert value(registry, "kvdock_pool_pages", pool="kv", state="leased") == 0
-
-
-def test_breakers_are_shown_before_they_ever_move() -> None:
-    engine, registry = measured()
-    with engine.attachment:
-        for operation in Operation:
-            labels = {"backend": "shelf", "operation": str(operation)}
-            assert value(registry, "kvdock_breaker_state", **labels) == 0
-
-
-def test_a_pool_that_goes_elsewhere_after_attaching_again_is_shown_once() -> None:
-    registry = CollectorRegistry()
-    for name in ("one", "two"):
-        measuring = Metrics(registry)
-        with Engine([Shelf(name=name)], observers=[measuring]).attachment:
-            route = "kvdock_pool_route_info"
-            assert value(registry, route, pool="kv", backend=name) == 1
-            assert value(registry, "kvdock_pool_enabled", pool="kv") == 1
-    assert value(registry, route, pool="kv", backend="one") is None
 
 
 def test_series_name_the_rank_and_the_model() -> None:
@@ -182,19 +168,6 @@ def test_the_models_of_a_process_stay_few() -> None:
     assert value(registry, "kvdock_calls_behind", model=OTHER_MODELS)
 
 
-def test_an_observer_may_leave_out_where_an_event_comes_from() -> None:
-    class Listening:
-        seen: ClassVar[list[Event]] = []
-
-        @hookimpl
-        def kvdock_observe(self, event: Event) -> None:
-            self.seen.append(event)
-
-    with Engine(observers=[Listening()], core=patient()).attachment as cache:
-        cache.exists(hashes(1))
-    assert Listening.seen
-
-
 def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are() -> (
     None
 ):
@@ -209,20 +182,6 @@ def test_what_only_an_adapter_knows_is_told_once_however_many_backends_there_are
     assert value(registry, "kvdock_restored_prefix_pages_total") == 3
     assert value(registry, "kvdock_restored_pages_total", pool="draft") == 2
     assert ratio == pytest.approx(2 / 3)
-
-
-def test_pools_are_shown_with_the_reason_and_their_capacity() -> None:
-    one = Shelf()
-    lonely = attention(
-        name="odd", kind="mha", anchor=False, required=False, head_group=1
-    )
-    engine, registry = measured(shelves=[one], pools=[attention(), lonely])
-    with engine.attachment as cache:
-        reason = cache.plan.anchor.reason
-        labels = {"pool": "kv", "backend": "shelf", "reason": reason}
-        assert value(registry, "kvdock_pool_route_info", **labels) == 1
-        assert value(registry, "kvdock_pool_enabled", pool="kv") == 1
-        assert value(registry, "kvdock_pool_pages", pool="kv", state="all") == 24
 
 
 class Measured(Shelf):
@@ -272,9 +231,7 @@ def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
     calls = {"capacity_interval": "0 s"}
     engine, _ = measured(shelves=[Hanging()], core=patient(calls=calls))
     with engine.attachment as cache:
-        names = hashes(1)
-        engine.fill(names, [0])
-        cache.put(names, engine.where([0]))
+        names = engine.store(1)
         until(lambda: len(asked) == 1)
         for _ in range(5):
             assert cache.get(names, engine.where([1])).pages == 1
@@ -286,9 +243,7 @@ def test_a_store_that_hangs_when_asked_how_full_it_is_is_asked_once() -> None:
 def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:
     engine, registry = measured(pools=[attention(), draft()])
     with engine.attachment as cache:
-        names = hashes(4)
-        engine.fill(names, range(4))
-        cache.put(names, engine.where(range(4)))
+        names = engine.store(4)
         for key in [key for key in engine.shelf.objects if ".draft" in key][:3]:
             del engine.shelf.objects[key]
         assert cache.get(names, engine.where(range(4))).pages == 4
@@ -296,16 +251,6 @@ def test_the_share_of_restored_prefixes_that_have_their_draft_is_kept() -> None:
         assert value(registry, "kvdock_restored_draft_pages_total") == 1
         assert value(registry, "kvdock_draft_restored_ratio") == 0.25
         assert value(registry, "kvdock_restored_pages_total", pool="draft") == 1
-
-
-def test_attaching_again_goes_on_counting() -> None:
-    registry = CollectorRegistry()
-    for _ in range(2):
-        engine = Engine(observers=[Metrics(registry)], core=patient())
-        with engine.attachment as cache:
-            cache.exists(hashes(1))
-    exists = {**BATCH, "operation": "exists"}
-    assert value(registry, "kvdock_keys_total", **exists, outcome="absent") == 2
 
 
 @attrs.frozen
@@ -324,17 +269,9 @@ def test_an_observer_that_fails_costs_a_line_in_the_log(
     how: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = Engine(observers=[Clumsy(how)], core=patient())
-    with engine.attachment as cache:
-        engine.fill(hashes(1), [0])
-        assert cache.put(hashes(1), engine.where([0])).pages == 1
+    with engine.attachment:
+        engine.store(1)
     assert caplog.text.count("an observer failed") == 1
-
-
-def test_observers_are_found_by_name_and_built_with_their_settings() -> None:
-    backend = Shelf().backend()
-    built = Dock({"shelf": backend}).observe(["metrics"], {"metrics": {}})
-    assert list(built) == ["metrics"]
-    assert backend.plugin.manager.get_plugin("observer:metrics") is built["metrics"]
 
 
 def test_settings_of_an_observer_that_is_not_switched_on_are_refused() -> None:
@@ -472,9 +409,7 @@ def test_memory_is_not_attached_without_the_configured_observers() -> None:
 def test_an_engine_that_loads_pool_by_pool_tells_what_it_restored() -> None:
     engine, registry = measured(pools=[attention(), draft()])
     with engine.attachment as cache:
-        names = hashes(3)
-        engine.fill(names, range(3))
-        cache.put(names, engine.where(range(3)))
+        names = engine.store(3)
         codes = cache["kv"].get(names, [4, 5, 6], time.monotonic() + 10)
         whole = codes == Outcome.OK
         cache.notify_restored({"kv": whole, "draft": np.array([True, False, True])}, 3)
@@ -492,13 +427,6 @@ def test_an_observer_that_is_not_there_is_refused_by_name() -> None:
         Dock({}).observe(["metrics"], {"metrics": {"rat": 1}})
 
 
-@pytest.mark.parametrize("name", ["metrics", "tracing"])
-def test_every_first_party_observer_is_installed(name: str) -> None:
-    found = find_observer(name)
-    assert found.name == name
-    assert found.summary
-
-
 def test_faults_are_where_they_were_asked_for() -> None:
     from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
@@ -509,8 +437,7 @@ def test_faults_are_where_they_were_asked_for() -> None:
     )
     engine = Engine(faults=faults, core=patient())
     with engine.attachment as cache:
-        engine.fill(hashes(2), [0, 1])
-        assert cache.put(hashes(2), engine.where([0, 1])).pages == 2
+        engine.store(2)
         moved = cache.get(hashes(2), engine.where([0, 1]))
         assert moved.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
         assert faults.injected[Fault.DROP] == 1

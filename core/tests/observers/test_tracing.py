@@ -26,9 +26,8 @@ def test_a_batch_is_a_span_below_the_engines_own() -> None:
     exporter, provider = traced()
     engine = Engine(observers=[Tracing(provider)], core=patient())
     tracer = provider.get_tracer("engine")
-    with engine.attachment as cache, tracer.start_as_current_span("prefill") as above:
-        engine.fill(hashes(2), [0, 1])
-        cache.put(hashes(2), engine.where([0, 1]))
+    with engine.attachment, tracer.start_as_current_span("prefill") as above:
+        engine.store(2)
     [span] = [one for one in exporter.get_finished_spans() if "kvdock" in one.name]
     assert span.name == "kvdock.put"
     assert span.parent is not None
@@ -55,17 +54,15 @@ def test_a_batch_that_raises_is_a_failed_span_and_still_a_miss() -> None:
 
 def test_without_an_sdk_spans_change_nothing() -> None:
     engine = Engine(observers=[Tracing()], core=patient())
-    with engine.attachment as cache:
-        engine.fill(hashes(1), [0])
-        assert cache.put(hashes(1), engine.where([0])).pages == 1
+    with engine.attachment:
+        engine.store(1)
 
 
 def test_the_batches_of_a_request_hang_under_one_span_from_first_to_last() -> None:
     exporter, provider = traced()
     engine = Engine(observers=[Tracing(provider)], core=patient())
     with engine.attachment as cache:
-        engine.fill(hashes(2), [0, 1])
-        cache.put(hashes(2), engine.where([0, 1]))
+        engine.store(2)
         for request in ("one", "two", "one"):
             with requested_by(request):
                 cache.exists(hashes(2))
@@ -96,8 +93,7 @@ def test_a_request_is_one_span_through_its_lookup_the_tiers_and_the_load() -> No
     exporter, provider = traced()
     near, far = Shelf("near"), Shelf("far")
     tiers = Tiers((near, far), observers=(Tracing(provider),))
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     near.objects.clear()
     exporter.clear()
     with requested_by("r"):

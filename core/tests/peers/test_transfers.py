@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
@@ -25,15 +25,16 @@ from kvdock.peers.expectation import (
     PeerState,
     RequestState,
 )
-from kvdock.peers.messages import Completion
+from kvdock.peers.messages import Completion, Epoch, Ticket
+from kvdock.peers.send_future import RunningSend
 from kvdock.peers.transfers import BusyError, PeerTransfers
 from kvdock.pools.enums import DType, Layout
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard, every_shard
-from kvdock.transfer.leases import PageLeases
 
 if TYPE_CHECKING:
     from kvdock.plugin.manifest import Manifest
+    from kvdock.transfer.leases import Lease
 
 
 def deliver(
@@ -386,28 +387,6 @@ def test_a_slot_that_is_expected_twice_is_busy() -> None:
             receiver.transfers.expect({"kv": [64]}, offers)
 
 
-def test_two_requests_send_the_same_prefix_at_once() -> None:
-    content = Content([attention()], 8)
-    with peers(Peer([attention()]), Peer([attention()])) as (sender, receiver):
-        pages = {"kv": np.array([5, 6])}
-        sender.fill(content, pages)
-        offers = [sender.transfers.offers(receives=False)]
-        requests = [
-            receiver.transfers.expect({"kv": np.arange(8) + 8 * n}, offers)
-            for n in range(4)
-        ]
-        theirs = receiver.transfers.offers()
-        futures = [
-            sender.transfers.send(theirs, one.tickets[0], pages) for one in requests
-        ]
-        for future in futures:
-            assert future.wait_quiet(LONG_S)
-            assert future.ok
-            receiver.transfers.complete(future.completion())
-        assert {one.state for one in requests} == {RequestState.ARRIVED}
-        assert not sender.attachment.leases("kv").leased_pages
-
-
 def test_an_aborted_request_holds_its_slots_until_its_sender_has_ended() -> None:
     content = Content([attention()], 8)
     with peers(Peer([attention()]), Peer([attention()])) as (sender, receiver):
@@ -628,19 +607,48 @@ def test_an_attachment_has_one_object_for_its_peers() -> None:
         PeerTransfers(one.attachment)
 
 
-def test_a_lease_for_reading_is_shared_and_excludes_others() -> None:
-    leases = PageLeases(4)
-    pages = np.array([1, 2])
-    one, two = leases.share(pages), leases.share(pages[:1])
-    assert one is not None
-    assert two is not None
-    assert leases.take_all(pages) is None
-    one.end()
-    one.end()
-    assert leases.in_use([0, 1, 2]).tolist() == [False, True, False]
-    two.end()
-    taken = leases.take_all(pages)
-    assert taken is not None
-    assert leases.share(pages) is None
-    taken.end()
-    assert not leases.leased_pages
+def ticket() -> Ticket:
+    return Ticket(
+        request="r",
+        number=0,
+        sender=0,
+        claim="c",
+        epoch=Epoch("p", 0),
+        duration_s=60.0,
+        digests=False,
+        pools={},
+    )
+
+
+def test_the_outcomes_of_a_send_are_not_seen_before_it_is_quiet() -> None:
+    """What `wait` is followed by is a completion, and it says what is over."""
+    future = RunningSend(ticket(), ("kv",), time.monotonic() + 60)
+    seen: list[bool] = []
+
+    class Watching:
+        def end(self) -> None:
+            seen.append(future.ended or future.wait(0))
+
+    future.hold(cast("Lease", Watching()))
+    assert future.start()
+    future.finish(np.array([Outcome.OK], np.uint8))
+    assert seen == [False]
+    assert future.completion().ended
+
+
+@pytest.mark.parametrize("first", ["run", "call"])
+def test_a_call_that_goes_on_is_not_over_with_the_outcomes(first: str) -> None:
+    future = RunningSend(ticket(), ("kv",), time.monotonic() + 60)
+    assert future.start()
+    future.enter()
+    outcomes = np.array([Outcome.TIMEOUT], np.uint8)
+    if first == "run":
+        future.finish(outcomes)
+        assert future.wait(0)
+        assert not future.completion().ended
+        future.leave()
+    else:
+        future.leave()
+        assert not future.ended
+        future.finish(outcomes)
+    assert future.completion().ended

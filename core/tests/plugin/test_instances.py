@@ -13,7 +13,6 @@ from shelf import attention
 
 from kvdock import Attachment, Dock, Namespace, Region, Shard
 from kvdock.config.engine import EngineSettings, load_engine_configuration
-from kvdock.config.sources import explain, load_configuration
 from kvdock.errors import (
     AttachError,
     KvdockError,
@@ -109,11 +108,6 @@ def test_an_instance_has_a_name_that_a_backend_could_have(name: str) -> None:
         dock({name: {"plugin": "reference_folder"}})
 
 
-def test_a_plugin_is_named_by_a_word() -> None:
-    with pytest.raises(SettingsError, match=r"backends\.near\.plugin is 3"):
-        dock({"near": {"plugin": 3}})
-
-
 def test_an_instance_of_what_is_not_there_fails_when_it_is_asked_for() -> None:
     docked = dock({"near": {"plugin": "nixxl"}})
     with pytest.raises(PluginError, match=r"'near'.*plugin 'nixxl' is not installed"):
@@ -158,15 +152,6 @@ def test_an_engine_an_environment_and_a_file_name_instances(tmp_path: Path) -> N
     assert near == ReferenceSettings(root=Path("/one"), store="mine")
     far = docked.backends["far"].settings(found.backends["far"])
     assert far.root == Path("/two")
-
-
-def test_the_plugin_of_an_instance_is_among_the_settings_that_are_shown() -> None:
-    environ = {"KVDOCK_BACKENDS__NEAR__PLUGIN": "reference_folder"}
-    found = load_configuration(environ=environ)
-    rows = explain(found, {"backends.near": ReferenceSettings}, environ=environ)
-    (row,) = [one for one in rows if one.path == "backends.near.plugin"]
-    assert (row.value, row.typed) == ("reference_folder", "reference_folder")
-    assert row.origin == "environment KVDOCK_BACKENDS__NEAR__PLUGIN"
 
 
 def test_an_unknown_setting_of_an_instance_is_refused_by_its_name(

@@ -48,10 +48,6 @@ def test_the_setting_that_is_a_path_is_found_by_its_type() -> None:
     assert manifest().path_setting == ""
 
 
-def test_only_native_and_emulated_can_be_relied_on() -> None:
-    assert [grade for grade in Support if grade] == [Support.EMULATED, Support.NATIVE]
-
-
 def test_scopes_are_ordered_by_reach_and_not_by_spelling() -> None:
     order = ["none", "namespace", "process", "host", "cluster"]
     assert [str(scope) for scope in sorted(Scope, reverse=False)] == order
@@ -93,22 +89,9 @@ OF_A_KIND: dict[str, type[StrEnum]] = {
     "multi_buffer": Support,
 }
 OF_A_MANIFEST: dict[str, type[StrEnum]] = {
-    "zero_copy": Support,
-    "memory_registration": Support,
-    "host_allocator": Support,
-    "gated_get": Support,
-    "gated_put": Support,
-    "peers": Support,
-    "integrity": Support,
-    "eviction": Support,
-    "touch": Support,
-    "removed": Support,
-    "capacity": Support,
-    "retention": Support,
-    "fork_safe": Support,
-    "durability": Scope,
-    "sharing": Scope,
-    "clear_reach": Scope,
+    one.name: type(one.default)
+    for one in attrs.fields(Manifest)
+    if isinstance(one.default, Support | Scope)
 }
 LIMITS = (
     "max_object_bytes",
@@ -118,21 +101,6 @@ LIMITS = (
     "landing_run_bytes",
 )
 SETS = ("hit_policies", "layouts", "shardings")
-
-
-def test_every_field_of_words_is_in_these_tables() -> None:
-    plain = {
-        "name",
-        "api",
-        "summary",
-        "kinds",
-        "settings",
-        "send_drain_s",
-        "sealed",
-        *LIMITS,
-    }
-    assert {one.name for one in attrs.fields(KindSupport)} == set(OF_A_KIND)
-    assert {one.name for one in attrs.fields(Manifest)} == set(OF_A_MANIFEST) | plain
 
 
 def declared(field: str, value: object) -> object:
@@ -174,17 +142,6 @@ def test_a_limit_that_is_no_number_is_refused_by_its_name(
         ManifestError, match=f"^{field} is a whole number, not {wrong!r}"
     ):
         declared(field, wrong)
-
-
-def test_a_misspelled_grade_has_its_nearest_named() -> None:
-    with pytest.raises(ManifestError, match="Did you mean 'native'"):
-        declared("zero_copy", "nativ")
-
-
-def test_a_grade_written_as_the_word_no_is_no() -> None:
-    said = manifest(zero_copy="no", kinds={"mha": KindSupport(draft="no")})  # type: ignore[arg-type]  # as a stranger would
-    assert not said.zero_copy
-    assert said.support(Capability.DRAFT, PoolKind.MHA) is Support.NO
 
 
 def test_a_kind_that_is_not_taken_supports_nothing() -> None:

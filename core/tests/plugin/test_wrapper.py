@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -18,19 +19,19 @@ from plugins_of_objects import (
     loaded,
     lookup,
 )
-from shelf import Engine, Shelf, attention, hashes
+from shelf import Shelf, attention
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.dock import Dock
 from kvdock.errors import PluginError, SettingsError
+from kvdock.keys import key_suffixes
 from kvdock.plugin.backend import Backend
 from kvdock.plugin.discovery import Candidate
 from kvdock.plugin.hookspecs import AttachConfig
 from kvdock.plugin.manifest import Manifest, Support
-from kvdock.plugin.store import PoolStore, StoreWrapper
-from kvdock.plugin.wrapper import build_wrappers, find_wrapper, wrapped_plugin
+from kvdock.plugin.store import MAX_ENDPOINT_BYTES, PoolStore, StoreWrapper, endpoint_of
+from kvdock.plugin.wrapper import build_wrappers, wrapped_plugin
 from kvdock.pools.shard import Shard
-from kvdock.wrappers.faults import Fault, FaultInjector, FaultSettings
 
 FOLDER = Candidate(
     name="reference_folder",
@@ -83,51 +84,6 @@ def test_a_wrapper_that_knows_all_members_fits_around_any_store() -> None:
         backend, handle = wrapped(Objects(store, **declared), Notes())
         assert bool(backend.manifest.touch) == bool(declared)
         assert backend.batch_io(handle, lookup()).ok.all()
-        handle.close()
-        assert store.calls[-1] == "close"
-
-
-class Stranger:
-    """A wrapper that knows nothing of kvdock but the members of a store."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.batches = inner, 0
-
-    def run(self, batch: Any) -> Any:
-        self.batches += 1
-        return self.inner.run(batch)
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def touch(self, keys: Any) -> None:
-        self.inner.touch(keys)
-
-    def removed(self, limit: int) -> Any:
-        return self.inner.removed(limit)
-
-    def capacity(self) -> Any:
-        return self.inner.capacity()
-
-    @property
-    def peers(self) -> Any:
-        return self.inner.peers
-
-
-def test_a_strangers_wrapper_needs_nothing_but_the_members_of_a_store() -> None:
-    class Strange(Notes):
-        def wrap(self, inner: Any, pool: Any, region: Any, config: Any) -> Any:
-            del pool, config
-            return Stranger(inner.open(region))
-
-    for store, declared in ((Plain(), {}), (Full(), ALL)):
-        backend, handle = wrapped(Objects(store, **declared), Strange())
-        assert backend.batch_io(handle, lookup()).ok.all()
-        assert handle.batches == 1
-        if declared:
-            handle.touch(["a"])
-            assert handle.removed(3) == ["gone-3"]
-            assert handle.peers.endpoint() == b"here"
         handle.close()
         assert store.calls[-1] == "close"
 
@@ -208,17 +164,64 @@ def test_a_wrapper_that_cannot_be_used_is_refused(wrap: object, said: str) -> No
         build_wrappers(wrap, where="backends.near")
 
 
-def test_a_text_names_several_wrappers() -> None:
-    built = build_wrappers("faults, faults", where="x")
-    assert [name for name, _ in built] == ["faults", "faults"]
-    assert find_wrapper("faults").summary
+def test_a_manifest_and_a_store_are_a_whole_plugin() -> None:
+    store = Plain()
+    backend, handle = attach(Objects(store))
+    assert handle is store
+    assert backend.key_suffix(POOL, Shard()) == tuple(key_suffixes(POOL, Shard()))
+    assert backend.batch_io(handle, lookup()).ok.all()
 
 
-def test_observers_see_what_the_wrapper_answers() -> None:
-    faults = FaultInjector(FaultSettings(kinds=(Fault.DROP,)))
-    engine = Engine(faults=faults)
-    with engine.attachment as cache:
-        engine.fill(hashes(1), [0])
-        moved = cache.put(hashes(1), engine.where([0]))
-        assert moved.outcomes["kv"].tolist() == [Outcome.ERROR]
-    assert attach(Objects(Plain()))[0].plugin.wrapped_by == ()
+@pytest.mark.parametrize("answer", ["here", None, bytes(MAX_ENDPOINT_BYTES + 1)])
+def test_an_endpoint_that_is_none_is_an_error_that_names_the_backend(
+    answer: object,
+) -> None:
+    memory: Any = SimpleNamespace(endpoint=lambda: answer)
+    with pytest.raises(PluginError, match=r"endpoint\(\) of obj returned"):
+        endpoint_of(memory, "obj")
+
+
+@pytest.mark.parametrize("capability", ALL)
+def test_what_the_store_lacks_is_an_error_that_names_both(capability: str) -> None:
+    store = Plain()
+    with pytest.raises(PluginError, match=rf"'obj'.*Plain.*'{capability}'"):
+        attach(Objects(store, **{capability: Support.NATIVE}))
+    assert store.calls == ["close"], "what was opened stays open"
+
+
+@pytest.mark.parametrize("capability", ALL)
+def test_what_the_manifest_leaves_out_is_an_error_that_names_both(
+    capability: str,
+) -> None:
+    declared = {name: grade for name, grade in ALL.items() if name != capability}
+    with pytest.raises(PluginError, match=rf"Full.*'{capability}'.*'obj'"):
+        attach(Objects(Full(), **declared))
+
+
+def test_a_handle_that_runs_no_batch_is_refused() -> None:
+    with pytest.raises(PluginError, match=r"dict.* run and no close"):
+        attach(Objects({}))
+    with pytest.raises(PluginError, match="NoneType"):
+        attach(Objects(None))
+
+
+def test_a_plugin_with_hooks_of_its_own_is_handed_what_it_returned() -> None:
+    store = SimpleNamespace(close=list)
+    backend, handle = attach(Functions(store))
+    assert not backend.batch_io(handle, lookup()).ok.any()
+    with pytest.raises(PluginError, match="has no close"):
+        attach(Functions({}))
+
+
+def test_a_pool_over_the_declared_limit_is_rejected_before_the_plugin_sees_it() -> None:
+    """Whatever its route was planned with: a limit that is declared holds."""
+    store = Plain()
+    backend = loaded(Objects(store, max_object_bytes=10), "obj")
+    for nbytes in (10, 11):
+        region: Any = SimpleNamespace(object_bytes=np.array([1, nbytes]))
+        if nbytes == 10:
+            found: object = backend.register_pool(POOL, region, AttachConfig())
+            assert found is store
+            continue
+        with pytest.raises(PluginError, match="has 11 bytes, and obj takes 10 at most"):
+            backend.register_pool(POOL, region, AttachConfig())

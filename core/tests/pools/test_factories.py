@@ -8,7 +8,7 @@ import pytest
 
 from kvdock.errors import PoolError
 from kvdock.pools import factories
-from kvdock.pools.enums import DType, HitPolicy, Layout, PoolKind, Sharding
+from kvdock.pools.enums import DType, HitPolicy, Sharding
 from kvdock.pools.factories import mamba, window_pages
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
@@ -80,22 +80,6 @@ def test_a_page_has_the_bytes_of_the_formula(pool: PoolSpec, wanted: int) -> Non
     assert pool.page_bytes(Shard()) == wanted
 
 
-@pytest.mark.parametrize("tp_size", [1, 2, 8, 16])
-def test_attention_divides_by_heads_and_latents_do_not(tp_size: int) -> None:
-    shard = Shard(tp_size=tp_size)
-    per_head = factories.mha("kv", heads=H, head_dim=D, **BASE)
-    latent = factories.mla("kv", latent=512, rope=64, **BASE)
-    held = max(1, H // tp_size)
-    assert per_head.page_bytes(shard) == 2 * L * P * held * D * 2
-    assert latent.page_bytes(shard) == latent.page_bytes(Shard())
-
-
-def test_an_indexer_lists_a_page_as_one_piece() -> None:
-    pool = factories.indexer("indexer", head_dim=128, **BASE)
-    assert pool.parts[0].per == "page"
-    assert "scale" in pool.parts[0].encoding
-
-
 def test_a_window_keeps_as_many_pages_as_it_can_touch() -> None:
     assert [window_pages(w, 64) for w in (1, 64, 65, 4096)] == [1, 1, 2, 64]
     with pytest.raises(PoolError, match="window of 0 tokens"):
@@ -107,11 +91,6 @@ def test_states_are_trailing_and_of_each_rank() -> None:
     assert (pool.hit_policy, pool.window_pages) == (HitPolicy.TRAILING_PAGES, 1)
     assert pool.sharding is Sharding.RANK
     assert [part.name for part in pool.parts] == ["temporal", "conv_0"]
-
-
-def test_a_state_without_a_temporal_part_has_convs_alone() -> None:
-    pool = factories.mamba("mamba", conv=[(8, 3)], **BASE)
-    assert [part.name for part in pool.parts] == ["conv_0"]
 
 
 def test_rows_for_several_tokens_must_fill_a_page() -> None:
@@ -193,35 +172,6 @@ def test_a_pool_of_a_window_is_given_one(family: str, given: dict[str, Any]) -> 
     assert (pool.hit_policy, pool.window_pages) == (HitPolicy.TRAILING_PAGES, 2)
 
 
-def test_what_a_constructor_does_not_know_reaches_the_pool() -> None:
-    pool = factories.mla(
-        "draft",
-        latent=512,
-        rope=64,
-        draft=True,
-        required=False,
-        indices_from="kv",
-        layout=Layout.PAGE_FIRST,
-        **BASE,
-    )
-    assert (pool.draft, pool.required, pool.indices_from) == (True, False, "kv")
-    assert pool.layout is Layout.PAGE_FIRST
-
-
-def test_every_kind_of_pool_has_a_constructor() -> None:
-    made = {
-        factories.mha("p", heads=1, head_dim=1, **BASE).kind,
-        factories.k_only("p", heads=1, head_dim=1, **BASE).kind,
-        factories.mla("p", latent=1, rope=1, **BASE).kind,
-        factories.indexer("p", head_dim=128, **BASE).kind,
-        factories.mamba("p", conv=[(1, 1)], **BASE).kind,
-        factories.swa("p", heads=1, head_dim=1, window=1, **BASE).kind,
-        factories.compressed("p", row_bytes=1, **BASE).kind,
-        factories.logical("p", page_tokens=1).kind,
-    }
-    assert made == set(PoolKind)
-
-
 def test_states_with_heads_are_the_same_bytes_in_parts_that_ranks_divide() -> None:
     sizes: dict[str, Any] = {
         "layers": range(2),
@@ -261,3 +211,13 @@ def test_heads_that_do_not_divide_a_state_are_refused(
             heads=heads,
             conv_channels=channels,
         )
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 8, 16])
+def test_attention_divides_by_heads_and_latents_do_not(tp_size: int) -> None:
+    shard = Shard(tp_size=tp_size)
+    per_head = factories.mha("kv", heads=H, head_dim=D, **BASE)
+    latent = factories.mla("kv", latent=512, rope=64, **BASE)
+    held = max(1, H // tp_size)
+    assert per_head.page_bytes(shard) == 2 * L * P * held * D * 2
+    assert latent.page_bytes(shard) == latent.page_bytes(Shard())

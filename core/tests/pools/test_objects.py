@@ -190,10 +190,6 @@ def test_tp2_reads_what_tp4_wrote_where_head_groups_divide_both() -> None:
     }
 
 
-def test_tp_sizes_without_a_common_head_group_miss_each_other() -> None:
-    assert not coordinates(mha(), tp_size=2) & coordinates(mha(), tp_size=4)
-
-
 def test_more_ranks_than_heads_share_the_objects_of_a_head() -> None:
     pool = mha()
     assert coordinates(pool, tp_size=16) == coordinates(pool, tp_size=8)
@@ -214,11 +210,6 @@ def test_an_uneven_pipeline_shares_the_stages_that_agree() -> None:
         for stored in stored_objects(pool, Shard(pp_size=3, layers=layers))
     }
     assert one & other == {"kv.L0-31.H0-8"}
-
-
-def test_a_stage_without_the_pools_layers_has_no_object_of_it() -> None:
-    pool = mha(layers=(0, 1))
-    assert stored_objects(pool, Shard(pp_rank=1, pp_size=2, layers=(2, 4))) == ()
 
 
 def test_every_pipeline_stage_marks_a_logical_page_for_itself() -> None:
@@ -259,18 +250,6 @@ def test_a_part_without_bytes_is_never_an_object_of_its_own() -> None:
     assert [one.coordinate for one in stored_objects(conv_only, shard)] == [
         "mamba.L0-3.R1of2.conv_0"
     ]
-
-
-def test_states_of_different_tp_sizes_never_meet() -> None:
-    state = PoolSpec(
-        name="mamba",
-        kind=PoolKind.MAMBA,
-        parts=(Part("temporal", DType.F32, (32, 4), Per.PAGE, 0),),
-        layers=(0,),
-        page_tokens=1,
-        sharding=Sharding.RANK,
-    )
-    assert not coordinates(state, tp_size=2) & coordinates(state, tp_size=4)
 
 
 @pytest.mark.parametrize("text", ["", "KV.L0-1", "kv.L1", "kv.H0-1.L0-1", "kv..k"])

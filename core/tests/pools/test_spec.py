@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvdock.errors import PoolError
 from kvdock.pools.enums import (
@@ -12,16 +15,18 @@ from kvdock.pools.enums import (
     Layout,
     Per,
     PoolKind,
-    PoolName,
     Sharding,
 )
 from kvdock.pools.layout import stored_objects
 from kvdock.pools.part import Part
-from kvdock.pools.shard import Shard
+from kvdock.pools.rows import RowLayout
+from kvdock.pools.shard import Shard, even_shares, stages_of
 from kvdock.pools.spec import PoolSpec, check_pools
 
 K = Part("k", DType.BF16, (8, 16), shard_axis=0)
+
 LATENT = Part("kv", DType.BF16, (576,))
+
 STATE = Part("state", DType.F32, (16,), Per.PAGE)
 
 
@@ -34,11 +39,6 @@ def pool(name: str = "kv", **changes: Any) -> PoolSpec:
         "page_tokens": 16,
     }
     return PoolSpec(**(given | changes))
-
-
-def test_sharding_follows_the_parts_unless_it_is_given() -> None:
-    assert pool().sharding is Sharding.HEADS
-    assert pool(parts=(LATENT,)).sharding is Sharding.REPLICATED
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,6 @@ def test_a_description_that_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises(PoolError, match=message):
         pool(**changes)
-
-
-def test_messages_show_a_name_that_an_enum_gave_as_any_other() -> None:
-    spec = pool(PoolName.KV)
-    assert repr(spec.name) == "'kv'"
-    assert spec == pool("kv")
 
 
 def test_heads_and_ranks_that_do_not_divide_are_refused_by_name() -> None:
@@ -156,6 +150,7 @@ def test_layers_are_divided_among_context_ranks_as_evenly_as_can_be() -> None:
 
 
 ANCHOR = pool(anchor=True)
+
 SWA = pool("swa", hit_policy=HitPolicy.TRAILING_PAGES, window_pages=2)
 
 
@@ -195,16 +190,6 @@ def test_pools_that_do_not_belong_together_are_refused(
         check_pools(pools)
 
 
-def test_pools_that_belong_together_are_accepted() -> None:
-    state = pool(
-        "state",
-        indices_from="swa",
-        hit_policy=HitPolicy.TRAILING_PAGES,
-        window_pages=2,
-    )
-    check_pools([SWA, state, ANCHOR])
-
-
 def test_pools_whose_hits_the_engine_evaluates_need_no_anchor_and_no_common_page() -> (
     None
 ):
@@ -230,3 +215,107 @@ def test_pages_in_pieces_are_objects_of_rows() -> None:
         pool("a", pieces=2, layout=Layout.PAGE_FIRST)
     with pytest.raises(PoolError, match="pieces must be at least 1"):
         pool("a", pieces=0)
+
+
+def test_an_entry_counts_what_lies_above_at_and_below_the_divided_axis() -> None:
+    part = Part("kv", DType.BF16, (2, 8, 128), shard_axis=1)
+    assert (part.outer, part.units, part.row_bytes) == (2, 8, 256)
+    assert part.entry_bytes == 2 * 8 * 128 * 2
+
+
+def test_two_fp4_numbers_share_a_byte() -> None:
+    assert Part("payload", DType.FP4_E2M1, (128,)).entry_bytes == 64
+    with pytest.raises(PoolError, match="not a whole number of bytes"):
+        Part("payload", DType.FP4_E2M1, (3,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("k", DType.BF16, (-1, 2)), "negative extent"),
+        (("k", DType.BF16, (2,), Per.TOKEN, 1), "shard_axis 1 is outside"),
+        (("K", DType.BF16, (2,)), "'K' is not a valid name"),
+        (("k/../v", DType.BF16, (2,)), "not a valid name"),
+    ],
+)
+def test_an_impossible_part_is_refused(
+    arguments: tuple[object, ...], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        Part(*arguments)  # type: ignore[arg-type]  # one case after the other
+
+
+def test_pieces_are_repeated_in_every_ranks_slot_and_joined_where_they_touch() -> None:
+    rows = RowLayout(row_bytes=200, pieces=[(0, 8), (8, 4), (20, 10)], slots=[0, 100])
+    assert rows.page_bytes == 44
+    assert rows.runs == ((0, 12), (20, 10), (100, 12), (120, 10))
+
+
+def test_pieces_that_touch_in_another_order_stay_apart() -> None:
+    rows = RowLayout(row_bytes=16, pieces=[(8, 8), (0, 8)])
+    assert rows.runs == ((8, 8), (0, 8))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pieces": [(0, 8), (4, 8)]}, "4 overlaps another of a row of 32 bytes"),
+        ({"pieces": [(0, 8)], "slots": [0, 4]}, "4 overlaps another"),
+        ({"pieces": [(30, 8)]}, "8 bytes at 30 is not inside of a row of 32"),
+        ({"pieces": [(0, 8)], "slots": [-8]}, "at -8 is not inside"),
+        ({"pieces": [(0, 0)]}, r"\(offset, bytes\), not \(0, 0\)"),
+        ({"pieces": [(0, 8.0)]}, r"\(offset, bytes\), not \(0, 8.0\)"),
+        ({"pieces": [(0, 8, 1)]}, r"not \(0, 8, 1\)"),
+        ({"pieces": []}, "0 pieces in 1 slots"),
+        ({"pieces": [(0, 8)], "slots": []}, "1 pieces in 0 slots"),
+        ({"pieces": [(0, 8)], "row_bytes": 0}, "row_bytes must be at least 1"),
+    ],
+)
+def test_pieces_that_are_not_parts_of_a_row_are_rejected(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        RowLayout(**{"row_bytes": 32, **given})
+
+
+@given(st.integers(0, 200), st.integers(1, 17))
+def test_shares_are_even_and_whole(total: int, ranks: int) -> None:
+    shares = even_shares(total, ranks)
+    assert sum(shares) == total
+    assert max(shares) - min(shares) <= 1
+    assert list(shares) == sorted(shares, reverse=True)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_stages_lie_side_by_side(counts: list[int]) -> None:
+    stages = stages_of(counts)
+    assert [stop - start for start, stop in stages] == counts
+    assert stages[0][0] == 0
+    assert all(a[1] == b[0] for a, b in pairwise(stages))
+
+
+@pytest.mark.parametrize("counts", [[], [3, 0], [-1]])
+def test_a_stage_without_layers_is_refused(counts: list[int]) -> None:
+    with pytest.raises(PoolError, match="are not a partition"):
+        stages_of(counts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tp_rank": 2, "tp_size": 2}, "tp_rank 2 is outside of tp_size 2"),
+        ({"cp_size": 0}, "cp_size must be at least 1"),
+        ({"pp_size": 2}, "the stage's layers are not given"),
+        ({"layers": (3, 3)}, "are not a range"),
+        ({"tp_size": 3, "dcp_size": 2}, "does not divide tp_size 3"),
+        (
+            {"tp_size": 4, "tp_rank": 1, "dcp_size": 2},
+            "dcp_rank 0 does not belong to tp_rank 1",
+        ),
+    ],
+)
+def test_an_impossible_shard_is_refused(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PoolError, match=message):
+        Shard(**fields)  # type: ignore[arg-type]  # one case after the other

@@ -11,8 +11,6 @@ import pytest
 from kvdock.errors import NamespaceError, PoolError, RegionError
 from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace, namespace_digest, namespace_record
-from kvdock.pools.enums import HitPolicy
-from kvdock.pools.factories import mha
 from kvdock.pools.part import Part
 from kvdock.pools.shard import Shard
 from kvdock.pools.spec import PoolSpec
@@ -49,13 +47,6 @@ def test_numbers_of_another_library_are_the_same_numbers(
     assert alike == plain
     assert digest(alike) == digest(plain)
     json.dumps(namespace_record(Namespace(model="m"), [alike]))
-
-
-def test_dimensions_of_another_library_are_the_same_dimensions() -> None:
-    four: Any = np.int64(4)
-    assert mha("kv", layers=[0], page_tokens=four, heads=four, head_dim=four) == mha(
-        "kv", layers=[0], page_tokens=4, heads=4, head_dim=4
-    )
 
 
 @pytest.mark.parametrize(
@@ -101,13 +92,6 @@ def test_a_field_of_a_part_that_is_no_such_thing_is_refused_by_name(
         Part("k", "f16", **given)
 
 
-def test_a_rank_of_another_library_is_the_same_rank() -> None:
-    one: Any = np.int64(1)
-    alike = Shard(tp_rank=one, tp_size=4 * one, layers=tuple(np.array([0, 4])))
-    assert alike == Shard(tp_rank=1, tp_size=4, layers=(0, 4))
-    assert {type(number) for number in alike.layers or ()} == {int}
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -149,14 +133,3 @@ def test_a_namespace_is_made_of_text(field: str, wrong: object) -> None:
     given: dict[str, Any] = {"model": "m", field: wrong}
     with pytest.raises(NamespaceError, match=f"^{field} is text, not "):
         Namespace(**given)
-
-
-def test_a_namespace_of_no_model_is_refused() -> None:
-    given: dict[str, Any] = {"model": None}
-    with pytest.raises(NamespaceError, match="would mix all models"):
-        Namespace(**given)
-
-
-def test_a_window_of_another_library_is_the_same_window() -> None:
-    trailing = {"hit_policy": HitPolicy.TRAILING_PAGES, "window_pages": np.int64(2)}
-    assert type(PoolSpec(**(GIVEN | trailing)).window_pages) is int

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from shelf import Engine, Shelf, attention, hashes, hasty, patient, until
+from shelf import Engine, Shelf, hashes, hasty, patient, until
 from stalls import timed
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
@@ -50,13 +51,6 @@ def outage() -> Iterator[Outage]:
     made.over.set()
 
 
-def stored(engine: Engine, count: int = 4) -> list[str]:
-    names = hashes(count)
-    engine.fill(names, range(count))
-    assert engine.attachment.put(names, engine.where(range(count))).pages == count
-    return names
-
-
 def loads(engine: Engine, names: list[str], first: int) -> bool:
     places = engine.where(range(first, first + len(names)))
     return engine.attachment.get(names, places).pages == len(names)
@@ -72,7 +66,7 @@ def damage(engine: Engine, name: str) -> None:
 def test_calls_that_never_end_do_not_keep_a_healthy_store_out(outage: Outage) -> None:
     engine = Engine(core=hasty("get", breaker=QUICK))
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(4)
         engine.shelf.trouble = outage
         for first in (4, 8):
             assert not loads(engine, names, first)
@@ -105,34 +99,8 @@ def test_hung_probes_are_so_many_and_no_more_and_that_is_said_once(
         # Once they end it is used again, as long as it has waited by now.
         outage.on = False
         outage.over.set()
-        names = stored(engine)
+        names = engine.store(4)
         until(lambda: cache.exists(names).best == 4)
-
-
-@pytest.mark.slow
-def test_threads_that_hang_are_bounded_over_any_number_of_outages(
-    outage: Outage, caplog: pytest.LogCaptureFixture
-) -> None:
-    core = hasty(
-        "get", breaker={**QUICK, "abandoned_calls": 1}, calls={"max_abandoned_calls": 1}
-    )
-    engine = Engine(core=core)
-    with engine.attachment as cache:
-        names = stored(engine, 1)
-        engine.shelf.trouble = outage
-        for page in range(1, 5):
-            outage.on = True
-            assert not loads(engine, names, page)
-            outage.on = False
-            if page < 4:
-                until(lambda: loads(engine, names, 10))
-        end = time.monotonic() + 0.3
-        while time.monotonic() < end:
-            assert not loads(engine, names, 10)
-        assert "get stays cut off, and no probe is started" in caplog.text
-        outage.over.set()
-        until(lambda: loads(engine, names, 10))
-        assert cache.wait_idle(60)
 
 
 def test_too_many_calls_that_hang_cut_off_what_works_until_a_probe_says_so(
@@ -146,7 +114,7 @@ def test_too_many_calls_that_hang_cut_off_what_works_until_a_probe_says_so(
     )
     engine = Engine(core=core)
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(4)
         engine.shelf.trouble = outage
         for first in (4, 8):
             loads(engine, names, first)
@@ -167,7 +135,7 @@ def test_deletions_that_hang_leave_probes_their_room(outage: Outage) -> None:
 
     engine = Engine(core=patient(breaker={**QUICK, "failures": 1}))
     with engine.attachment as cache:
-        names = stored(engine, 6)
+        names = engine.store(6)
         engine.shelf.trouble = trouble
         for name in names[:5]:
             damage(engine, name)
@@ -184,7 +152,7 @@ def test_a_put_does_not_wait_for_a_deletion_that_was_given_up(outage: Outage) ->
     outage.operations = (Operation.DELETE,)
     engine = Engine(core=hasty("delete", breaker={"backoff": "10 s"}))
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(4)
         engine.shelf.trouble = outage
         for name in names[:3]:
             damage(engine, name)
@@ -209,7 +177,7 @@ def test_deletions_are_tried_again_once_a_probe_could_delete(outage: Outage) -> 
     core = hasty("delete", breaker={**QUICK, "abandoned_calls": 1})
     engine = Engine(core=core)
     with engine.attachment as cache:
-        names = stored(engine, 2)
+        names = engine.store(2)
         engine.shelf.trouble = outage
         for name in names:
             damage(engine, name)
@@ -244,7 +212,7 @@ def test_deletions_that_fail_open_their_breaker(fails: str) -> None:
 
     engine = Engine(core=patient(breaker={"failures": 2, "backoff": "10 s"}))
     with engine.attachment as cache:
-        names = stored(engine, 3)
+        names = engine.store(3)
         engine.shelf.trouble = trouble
         for name in names:
             damage(engine, name)
@@ -255,31 +223,11 @@ def test_deletions_that_fail_open_their_breaker(fails: str) -> None:
         assert len(deletions) == 2
 
 
-def test_deletions_take_no_more_keys_at_once_than_the_backend() -> None:
-    pools = [attention(head_group=1)]
-    engine = Engine([Shelf(max_batch_keys=2)], pools, core=patient())
-    with engine.attachment as cache:
-        names = stored(engine)
-        objects = sorted(engine.shelf.objects)
-        for name in objects:
-            damage(engine, name)
-        # One background deletion of all objects of all pages.
-        attached = cache.pools_by_name["kv"]
-        attached.channel.background.delete_corrupt(
-            attached.handle, "kv", attached.keys(names)
-        )
-        assert cache.wait_idle(60)
-        deletions = [one for one in engine.shelf.calls if one.operation == "delete"]
-        assert [len(one) for one in deletions] == [2, 2, 2, 2]
-        assert not engine.shelf.objects
-        assert cache.breakers()["shelf"][Operation.DELETE] == "closed"
-
-
 def test_a_deletion_past_its_deadline_starts_no_further_batch(outage: Outage) -> None:
     outage.operations = (Operation.DELETE,)
     engine = Engine([Shelf(max_batch_keys=1)], core=hasty("delete"))
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(4)
         attached = cache.pools_by_name["kv"]
         engine.shelf.trouble = outage
         attached.channel.background.delete_corrupt(
@@ -296,7 +244,7 @@ def test_a_deletion_past_its_deadline_starts_no_further_batch(outage: Outage) ->
 
 def test_closing_ends_a_deletion_after_the_batch_under_way() -> None:
     engine = Engine([Shelf(max_batch_keys=1)], core=patient())
-    names = stored(engine)
+    names = engine.store(4)
     attached = engine.attachment.pools_by_name["kv"]
     begun, go_on = threading.Event(), threading.Event()
 
@@ -341,7 +289,7 @@ def test_staging_that_calls_hold_for_ever_is_missed_at_once(
     )
     engine = Engine(core=core)
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(4)
         engine.shelf.trouble = outage
         for first in (4, 8):
             assert not loads(engine, names, first)
@@ -359,8 +307,13 @@ def test_staging_that_calls_hold_for_ever_is_missed_at_once(
         until(lambda: loads(engine, names, 12))
 
 
-def soon(seconds: float = 10.0) -> float:
-    return time.monotonic() + seconds
+def test_the_late_end_of_a_deletion_does_not_end_the_next_one() -> None:
+    pending_deletes = PendingDeletes()
+    hung = pending_deletes.start(["a", "b"])
+    pending_deletes.finish(hung)
+    assert pending_deletes.start(["a"]) == ("a",)
+    pending_deletes.finish(hung)
+    assert pending_deletes.pending(["a", "b"]).tolist() == [True, False]
 
 
 def test_a_key_is_dropped_by_one_deletion_at_a_time() -> None:
@@ -374,43 +327,3 @@ def test_a_key_is_dropped_by_one_deletion_at_a_time() -> None:
     assert pending_deletes.pending(["c", "x", "a"]).tolist() == [True, False, False]
     pending_deletes.finish(second)
     assert not pending_deletes.by_key
-
-
-def test_who_waits_goes_on_once_his_keys_are_gone() -> None:
-    pending_deletes = PendingDeletes()
-    mine, _ = pending_deletes.start(["a"]), pending_deletes.start(["b"])
-    ending = threading.Timer(0.05, pending_deletes.finish, (mine,))
-    ending.start()
-    pending_deletes.wait(["a"], soon(5))
-    assert pending_deletes.pending(["a", "b"]).tolist() == [False, True]
-    ending.join()
-
-
-def test_the_late_end_of_a_deletion_does_not_end_the_next_one() -> None:
-    pending_deletes = PendingDeletes()
-    hung = pending_deletes.start(["a", "b"])
-    pending_deletes.finish(hung)
-    assert pending_deletes.start(["a"]) == ("a",)
-    pending_deletes.finish(hung)
-    assert pending_deletes.pending(["a", "b"]).tolist() == [True, False]
-
-
-def test_a_deletion_that_hangs_opens_its_breaker_at_its_deadline(
-    outage: Outage, caplog: pytest.LogCaptureFixture
-) -> None:
-    outage.operations = (Operation.DELETE,)
-    core = hasty("delete", breaker={"abandoned_calls": 1, "backoff": "10 s"})
-    engine = Engine(core=core)
-    with engine.attachment as cache, caplog.at_level(logging.WARNING):
-        names = stored(engine)
-        engine.shelf.trouble = outage
-        attached = cache["kv"]
-        background = attached.channel.background
-        background.delete_corrupt(attached.handle, "kv", attached.keys(names))
-        until(lambda: cache.breakers()["shelf"][Operation.DELETE] == "open")
-        until(lambda: not background.pending_deletes.by_key)
-        assert "delete of 4 keys of pool kv passed its deadline" in caplog.text
-        assert attached.channel.abandoned_calls == 1
-        outage.over.set()
-        assert cache.wait_idle(60)
-        assert attached.channel.abandoned_calls == 0

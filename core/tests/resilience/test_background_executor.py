@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, attention, hashes, hasty, indexer, patient, until
+from shelf import (
+    Engine,
+    Heard,
+    Shelf,
+    attention,
+    hashes,
+    hasty,
+    indexer,
+    patient,
+    until,
+)
 
 from kvdock.batch import Batch, Operation, Outcome
 from kvdock.events import BatchEnded, Event, PagesAnswered, requested_by, stored_for
@@ -22,14 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvdock.transfer.futures import TransferFuture
-
-
-def stored(engine: Engine, count: int) -> list[str]:
-    names = hashes(count)
-    engine.fill(names, range(count))
-    assert engine.attachment.put(names, engine.where(range(count))).pages == count
-    engine.blank()
-    return names
 
 
 class Holding:
@@ -50,20 +52,10 @@ class Holding:
             assert self.release.wait(60)
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.ended: list[BatchEnded] = []
-
-    @hookimpl
-    def kvdock_observe(self, event: Event) -> None:
-        if isinstance(event, BatchEnded) and event.operation is Operation.GET:
-            self.ended.append(event)
-
-
 def test_a_background_load_calls_the_backend_on_the_thread_that_runs_the_task() -> None:
     engine = Engine([Shelf()], (attention(),), patient())
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 2)
+        names = engine.store(2, blank=True)
         engine.shelf.trouble = note = Holding()
         assert manager.read("kv", names, range(2)).wait(60)
         assert [name.rpartition("-")[0] for name in note.callers] == ["kvdock-read"]
@@ -74,18 +66,19 @@ def test_a_background_load_calls_the_backend_on_the_thread_that_runs_the_task() 
 
 def test_a_load_that_hangs_is_counted_at_its_deadline_and_its_thread_replaced() -> None:
     core = hasty("get", transfers={"readers": 1})
-    listener = Listener()
-    engine = Engine([Shelf()], (attention(),), core, observers=[listener])
+    heard = Heard(BatchEnded)
+    engine = Engine([Shelf()], (attention(),), core, observers=[heard])
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 2)
+        names = engine.store(2, blank=True)
+        heard.events.clear()
         engine.shelf.trouble = holding = Holding(names[0])
         late = manager.read("kv", names[:1], [3])
         until(lambda: holding.inside == 1)
         until(lambda: late.ended)
         assert late.outcomes.tolist() == [Outcome.TIMEOUT]
         assert not late.done  # its call may still write into the page
-        until(lambda: bool(listener.ended))
-        assert listener.ended[0].outcomes == {Outcome.TIMEOUT: 1}
+        until(lambda: bool(heard.events))
+        assert heard.events[0].outcomes == {Outcome.TIMEOUT: 1}
         assert engine.attachment["kv"].channel.abandoned_calls == 1
         # The only reader is lost to the call; another one serves the queue.
         other = manager.read("kv", names[1:], [4])
@@ -96,7 +89,7 @@ def test_a_load_that_hangs_is_counted_at_its_deadline_and_its_thread_replaced() 
         assert late.wait(60)
         assert manager.drain(60)
         assert late.outcomes.tolist() == [Outcome.TIMEOUT]
-        assert len(listener.ended) == 2, "a settled call is recorded once"
+        assert len(heard.events) == 2, "a settled call is recorded once"
 
 
 class Recorder:
@@ -119,7 +112,7 @@ def test_a_load_that_hangs_is_recorded_for_its_request() -> None:
     recorder = Recorder()
     engine = Engine([Shelf()], (attention(),), patient(), observers=[recorder])
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 1)
+        names = engine.store(1, blank=True)
         engine.shelf.trouble = holding = Holding(*names)
         with requested_by("request"):
             load = manager.read("kv", names, [1], timeout_s=0.05)
@@ -141,7 +134,7 @@ def test_an_observer_that_raises_what_ends_threads_ends_a_load_with_errors() -> 
     core = patient(transfers={"readers": 1})
     engine = Engine([Shelf()], (attention(),), core, observers=[recorder])
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 1)
+        names = engine.store(1, blank=True)
         recorder.then = cancel
         load = manager.read("kv", names, [1], timeout_s=60)
         until(lambda: load.ended, 5)
@@ -162,7 +155,7 @@ def test_an_observer_of_a_load_that_leaves_the_queue_may_ask_for_another() -> No
     core = patient(transfers={"readers": 1, "queue": 1})
     engine = Engine([Shelf()], (attention(),), core, observers=[recorder])
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 3)
+        names = engine.store(3, blank=True)
         engine.shelf.trouble = holding = Holding(names[0])
         manager.read("kv", names[:1], [0], timeout_s=60)
         until(lambda: holding.inside == 1)
@@ -183,7 +176,7 @@ def test_an_observer_of_a_load_that_leaves_the_queue_may_ask_for_another() -> No
 def test_an_earlier_deadline_is_watched_although_a_later_one_came_first() -> None:
     engine = Engine([Shelf()], (attention(),), patient(transfers={"readers": 2}))
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 2)
+        names = engine.store(2, blank=True)
         engine.shelf.trouble = holding = Holding(*names)
         slow = manager.read("kv", names[:1], [3], timeout_s=600)
         until(lambda: holding.inside == 1)
@@ -202,7 +195,7 @@ def test_lost_threads_are_bounded_and_end_with_their_calls() -> None:
     )
     engine = Engine([Shelf()], (attention(),), core)
     manager = TransferManager(engine.attachment)
-    names = stored(engine, 6)
+    names = engine.store(6, blank=True)
     engine.shelf.trouble = holding = Holding(*names)
     futures = [manager.read("kv", [name], [at]) for at, name in enumerate(names)]
     until(lambda: all(one.ended for one in futures))
@@ -222,7 +215,7 @@ def test_a_staged_load_never_touches_the_pages_after_its_deadline() -> None:
     core = hasty("get", calls={"staging": "always"})
     engine = Engine([Shelf()], (attention(),), core)
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 1)
+        names = engine.store(1, blank=True)
         engine.shelf.trouble = holding = Holding(names[0])
         future = manager.read("kv", names, [5])
         until(lambda: future.ended)
@@ -234,23 +227,6 @@ def test_a_staged_load_never_touches_the_pages_after_its_deadline() -> None:
         assert (engine.rows("kv", [5]) == before).all()
 
 
-def test_a_task_at_its_deadline_does_not_wait_for_a_hanging_neighbour() -> None:
-    """Settling one call takes as long as its gate; the others' deadlines hold."""
-    core = hasty("get", transfers={"readers": 4})
-    engine = Engine([Shelf()], (attention(),), core)
-    with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 4)
-        engine.shelf.trouble = holding = Holding(*names)
-        began = time.monotonic()
-        futures: list[Any] = [
-            manager.read("kv", [name], [at]) for at, name in enumerate(names)
-        ]
-        until(lambda: all(one.ended for one in futures))
-        assert time.monotonic() - began < 30
-        holding.release.set()
-        assert all(one.wait(60) for one in futures)
-
-
 class Loads:
     """Loads that wait for a reader which is held; then how many pages each call had."""
 
@@ -259,7 +235,7 @@ class Loads:
         pools = (attention(), indexer())
         self.engine = Engine([Shelf()], pools, core, observers=[*observers])
         self.manager = TransferManager(self.engine.attachment)
-        self.names = stored(self.engine, 24)
+        self.names = self.engine.store(24, blank=True)
         self.holding = self.engine.shelf.trouble = Holding(*self.names[:readers])
         self.held = [self.read(at) for at in range(readers)]
         until(lambda: self.holding.inside == readers)

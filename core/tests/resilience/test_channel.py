@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, ShelfPool, attention, hashes, hasty, patient, until
-from stalls import timed
+from shelf import (
+    Engine,
+    Shelf,
+    ShelfPool,
+    hashes,
+    hasty,
+    patient,
+    until,
+)
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
@@ -27,14 +33,6 @@ if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
 
 Answer = Callable[[Batch], Any]
-
-
-def stored(engine: Engine, count: int = 2) -> list[str]:
-    names = hashes(count)
-    engine.fill(names, range(count))
-    assert engine.attachment.put(names, engine.where(range(count))).pages == count
-    engine.shelf.calls.clear()
-    return names
 
 
 def raising(_: Batch) -> BatchResult:
@@ -67,27 +65,13 @@ def test_an_answer_that_is_none_is_named_in_the_log_and_is_a_miss(
     answer, said = STRANGE[way]
     engine = Engine(core=patient())
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(2)
         engine.shelf.trouble = answer
         loaded = cache.get(names, engine.where(range(2)))
         assert loaded.outcomes["kv"].tolist() == [Outcome.ERROR] * 2
         assert said in caplog.text
         assert "get of 2 keys of pool kv" in caplog.text
         assert not cache.leases("kv").in_use(range(2)).any()
-
-
-def test_the_log_says_each_kind_once_and_then_how_often(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    engine = Engine(core=patient(breaker={"failures": 1000}))
-    with engine.attachment as cache, caplog.at_level(logging.WARNING):
-        names = stored(engine)
-        engine.shelf.trouble = raising
-        for _ in range(20):
-            cache.get(names, engine.where(range(2)))
-        lines = [one for one in caplog.records if "boom" in one.message]
-        assert len(lines) == 1
-        assert lines[0].exc_info is not None
 
 
 def test_failures_open_the_breaker_of_their_operation_alone() -> None:
@@ -97,7 +81,7 @@ def test_failures_open_the_breaker_of_their_operation_alone() -> None:
         return raising(batch) if batch.operation is Operation.GET else None
 
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(2)
         engine.shelf.trouble = fail_gets
         for _ in range(4):
             cache.get(names, engine.where(range(2)))
@@ -109,22 +93,11 @@ def test_failures_open_the_breaker_of_their_operation_alone() -> None:
         assert loaded.outcomes["kv"].tolist() == [Outcome.UNAVAILABLE] * 2
 
 
-def test_a_store_that_comes_back_is_used_again_without_a_failed_call() -> None:
-    engine = Engine(core=patient(breaker={"failures": 1, "backoff": "20 ms"}))
-    with engine.attachment as cache:
-        names = stored(engine)
-        engine.shelf.trouble = raising
-        assert cache.exists(names).best == 0
-        engine.shelf.trouble = None
-        until(lambda: cache.exists(names).best == 2)
-        assert cache.breakers()["shelf"][Operation.EXISTS] == "closed"
-
-
 @pytest.mark.parametrize("operation", [Operation.GET, Operation.PUT])
 def test_probes_go_the_way_of_the_operation_and_clean_up(operation: Operation) -> None:
     engine = Engine(core=patient(breaker={"failures": 1, "backoff": "20 ms"}))
     with engine.attachment as cache:
-        names = stored(engine)
+        names = engine.store(2)
         kept = set(engine.shelf.objects)
         move = cache.get if operation is Operation.GET else cache.put
         engine.shelf.trouble = raising
@@ -138,53 +111,10 @@ def test_probes_go_the_way_of_the_operation_and_clean_up(operation: Operation) -
         assert set(engine.shelf.objects) == kept
 
 
-def test_an_open_breaker_lets_a_hanging_backend_cost_nothing() -> None:
-    engine = Engine(
-        core=hasty("exists", breaker={"abandoned_calls": 1, "backoff": "10 ms"})
-    )
-    go_on = threading.Event()
-
-    def hang(_: Batch) -> None:
-        go_on.wait(60)
-
-    with engine.attachment as cache:
-        names = hashes(4)
-        engine.shelf.trouble = hang
-        cache.exists(names)
-        # Probes start meanwhile and hang as well; no caller waits for them.
-        end = time.monotonic() + 0.2
-        while time.monotonic() < end:
-            assert timed(lambda: cache.exists(names), 0.02).best == 0
-        assert 1 < engine.shelf.inside <= 8
-        go_on.set()
-        assert cache.wait_idle(60)
-
-
-def test_too_many_calls_left_behind_cut_a_backend_off_without_a_breaker() -> None:
-    core = hasty(
-        "exists", breaker={"abandoned_calls": 100}, calls={"max_abandoned_calls": 2}
-    )
-    engine = Engine(core=core)
-    go_on = threading.Event()
-
-    def hang(_: Batch) -> None:
-        go_on.wait(60)
-
-    with engine.attachment as cache:
-        engine.shelf.trouble = hang
-        for _ in range(3):
-            cache.exists(hashes(1))
-        assert engine.shelf.inside == 2
-        loaded = timed(lambda: cache.get(hashes(1), engine.where([0])), 0.1)
-        assert loaded.outcomes["kv"].tolist() == [Outcome.UNAVAILABLE]
-        go_on.set()
-        assert cache.wait_idle(60)
-
-
 def test_one_dead_object_does_not_open_the_breaker_but_is_not_asked_again() -> None:
     engine = Engine(core=patient(breaker={"failures": 1}))
     with engine.attachment as cache:
-        names = stored(engine, 3)
+        names = engine.store(3)
         dead = next(key for key in engine.shelf.objects if names[1] in key)
 
         def dead_segment(batch: Batch) -> BatchResult | None:
@@ -288,34 +218,6 @@ def test_whatever_goes_wrong_when_attaching_names_backend_and_pool(
         Engine([shelf])
 
 
-def test_one_backend_that_hangs_does_not_hold_up_another() -> None:
-    good, bad = Shelf(name="good"), Shelf(name="bad")
-    side = attention(name="side", anchor=False, required=False, layers=[5])
-    engine = Engine(
-        [good, bad],
-        [attention(), side],
-        hasty("exists"),
-        overrides={"kv": "good", "side": "bad"},
-    )
-    go_on = threading.Event()
-
-    def hang(_: Batch) -> None:
-        go_on.wait(60)
-
-    with engine.attachment as cache:
-        names = hashes(2)
-        engine.fill(names, [0, 1])
-        bad.trouble = hang
-        for _ in range(2):
-            cache.exists(names)
-        assert cache.breakers()["bad"][Operation.EXISTS] == "open"
-        assert cache.breakers()["good"][Operation.EXISTS] == "closed"
-        bad.trouble = None
-        assert cache.put(names, engine.where([0, 1])).pages == 2
-        go_on.set()
-        assert cache.wait_idle(60)
-
-
 def test_the_self_test_goes_the_whole_way_and_leaves_nothing() -> None:
     engine = Engine(core=patient(self_test=True))
     with engine.attachment as cache:
@@ -383,16 +285,6 @@ def test_a_page_that_a_store_still_keeps_from_being_dropped_is_no_fault() -> Non
         assert "not dropped by shelf, which keeps" in last.what
         # It is asked once and not waited for: leases last longer than that.
         assert all(one <= 2.0 for one in left_s)
-
-
-@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.ERROR, Outcome.ABSENT])
-def test_any_other_way_to_drop_nothing_is_one(outcome: Outcome) -> None:
-    shelf = Shelf()
-    shelf.trouble = lambda batch: (
-        BatchResult.all(batch, outcome) if batch.operation is Operation.DELETE else None
-    )
-    with pytest.raises(AttachError, match=f"not dropped.*{outcome.name.lower()}"):
-        Engine([shelf], core=patient(self_test=True))
 
 
 def test_absent_keys_are_asked_for_again_unless_that_was_switched_off() -> None:

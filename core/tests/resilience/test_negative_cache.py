@@ -48,13 +48,6 @@ def test_a_dead_key_that_is_absent_for_a_moment_stays_dead() -> None:
     assert known(negative_cache, "a") == [True]
 
 
-def test_what_was_stored_is_asked_for_again() -> None:
-    negative_cache, _ = made()
-    negative_cache.add_corrupt(["a", "b"])
-    negative_cache.discard(["a"])
-    assert known(negative_cache, "a", "b") == [False, True]
-
-
 @given(st.lists(st.lists(st.sampled_from("abcdefghij"), unique=True), max_size=12))
 def test_it_never_grows_over_its_bound_and_keeps_the_newest(
     batches: list[list[str]],

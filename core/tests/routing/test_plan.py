@@ -19,119 +19,89 @@ from kvdock.plugin.manifest import (
 from kvdock.pools.enums import HitPolicy, Layout, ObjectUnit, PoolKind, Sharding
 from kvdock.pools.factories import logical, mamba, mha, mla
 from kvdock.pools.shard import Shard
+from kvdock.pools.spec import PoolSpec
 from kvdock.routing.plan import plan_routes
-from kvdock.routing.verdicts import RouteRequirements, TransferMode
+from kvdock.routing.verdicts import IntegrityCheck, RouteRequirements, TransferMode
 
 if TYPE_CHECKING:
-    from kvdock.pools.spec import PoolSpec
     from kvdock.routing.verdicts import RouteOption
 
+
 HEADS = mha("kv", heads=4, head_dim=8, anchor=True, **BASE)
+
 DRAFT = mla(
     "draft", latent=28, rope=4, layers=[3], page_tokens=8, draft=True, required=False
 )
 
-
 SPLIT = attrs.evolve(HEADS, head_group=2)
+
 STATE = mamba("state", conv=[(8, 3)], **BASE)
 
-REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], RouteRequirements, str]] = {
-    "kinds": (
-        KV,
-        {"kinds": {PoolKind.MHA: EVERYTHING}},
-        RouteRequirements(),
-        "does not take mla pools",
-    ),
-    "hit_policies": (
+Case = tuple[PoolSpec, str, dict[str, Any], RouteRequirements]
+
+
+def case(pool: PoolSpec, reason: str, /, *, needs: Any = {}, **said: Any) -> Case:  # noqa: B006 - read only
+    """Return a pool, why it is refused, what is declared, and what is needed."""
+    return pool, reason, said, RouteRequirements(**needs)
+
+
+REFUSALS = {
+    "kinds": case(KV, "does not take mla pools", kinds={PoolKind.MHA: EVERYTHING}),
+    "hit_policies": case(
         STATE,
-        {"kind": {"hit_policies": [HitPolicy.ALL_PAGES]}},
-        RouteRequirements(),
         "does not take hit policy trailing_pages",
+        kind={"hit_policies": [HitPolicy.ALL_PAGES]},
     ),
-    "layouts": (
-        KV,
-        {"kind": {"layouts": [Layout.PAGE_FIRST]}},
-        RouteRequirements(),
-        "does not take layout page_object",
+    "layouts": case(
+        KV, "does not take layout page_object", kind={"layouts": [Layout.PAGE_FIRST]}
     ),
-    "shardings": (
+    "shardings": case(
         attrs.evolve(KV, sharding=Sharding.DCP),
-        {"kind": {"shardings": [Sharding.HEADS]}},
-        RouteRequirements(),
         "does not take sharding dcp",
+        kind={"shardings": [Sharding.HEADS]},
     ),
-    "split_heads": (
-        SPLIT,
-        {"kind": {"split_heads": Support.NO}},
-        RouteRequirements(),
-        "has no split heads",
+    "split_heads": case(SPLIT, "has no split heads", kind={"split_heads": Support.NO}),
+    "draft": case(
+        DRAFT, "says nothing about draft", kind={"draft": Support.UNDECLARED}
     ),
-    "draft": (
-        DRAFT,
-        {"kind": {"draft": Support.UNDECLARED}},
-        RouteRequirements(),
-        "says nothing about draft",
+    "max_object_bytes": case(
+        KV, "objects of 100 bytes at most, this pool needs 1536", max_object_bytes=100
     ),
-    "max_object_bytes": (
+    "max_batch_keys": case(
+        SPLIT, "batches of 1 keys at most, this pool needs 2", max_batch_keys=1
+    ),
+    "max_key_bytes": case(
+        KV, "keys of 130 bytes at most, this pool needs 137", max_key_bytes=130
+    ),
+    "sharing": case(
         KV,
-        {"max_object_bytes": 100},
-        RouteRequirements(),
-        "objects of 100 bytes at most, this pool needs 1536",
-    ),
-    "max_batch_keys": (
-        SPLIT,
-        {"max_batch_keys": 1},
-        RouteRequirements(),
-        "batches of 1 keys at most, this pool needs 2",
-    ),
-    "max_key_bytes": (
-        KV,
-        {"max_key_bytes": 130},
-        RouteRequirements(),
-        "keys of 130 bytes at most, this pool needs 137",
-    ),
-    "sharing": (
-        KV,
-        {"sharing": Scope.HOST},
-        RouteRequirements(sharing=Scope.CLUSTER),
         "shares with host, not cluster",
+        needs={"sharing": Scope.CLUSTER},
+        sharing=Scope.HOST,
     ),
-    "durability": (
+    "durability": case(
         KV,
-        {"durability": Scope.PROCESS},
-        RouteRequirements(durability=Scope.HOST),
         "outlives process, not host",
+        needs={"durability": Scope.HOST},
+        durability=Scope.PROCESS,
     ),
-    "clear_reach": (
+    "clear_reach": case(
         KV,
-        {"clear_reach": Scope.CLUSTER},
-        RouteRequirements(clear_reach=Scope.NAMESPACE),
         "clears as far as cluster",
+        needs={"clear_reach": Scope.NAMESPACE},
+        clear_reach=Scope.CLUSTER,
     ),
-    "integrity": (
+    "integrity": case(
         KV,
-        {"integrity": Support.UNDECLARED},
-        RouteRequirements(native_integrity=True),
         "says nothing about integrity",
+        needs={"native_integrity": True},
+        integrity=Support.UNDECLARED,
     ),
-    "eviction": (
-        KV,
-        {"eviction": Support.NO},
-        RouteRequirements(eviction=True),
-        "has no eviction",
+    "eviction": case(
+        KV, "has no eviction", needs={"eviction": True}, eviction=Support.NO
     ),
-    "fork_safe": (
-        KV,
-        {},
-        RouteRequirements(fork_safe=True),
-        "says nothing about fork safe",
-    ),
-    "peers": (
-        KV,
-        {"peers": Support.NO},
-        RouteRequirements(peers=True),
-        "has no peers",
-    ),
+    "fork_safe": case(KV, "says nothing about fork safe", needs={"fork_safe": True}),
+    "peers": case(KV, "has no peers", needs={"peers": True}, peers=Support.NO),
 }
 
 
@@ -139,7 +109,7 @@ REFUSALS: dict[str, tuple[PoolSpec, dict[str, Any], RouteRequirements, str]] = {
 def test_a_manifest_that_lacks_what_is_needed_is_refused_with_the_reason(
     field: str,
 ) -> None:
-    pool, said, needs, reason = REFUSALS[field]
+    pool, reason, said, needs = REFUSALS[field]
     found = route(pool, backend("poor", **said), needs=needs)
     assert found.backend is None
     assert reason in found.reason
@@ -179,6 +149,7 @@ PATHS: dict[str, tuple[dict[str, Any], RouteRequirements, str]] = {
         "staged (not in memory of other's allocator), one object a page",
     ),
 }
+
 SCATTERED = attrs.evolve(
     HEADS, layout=Layout.LAYER_FIRST, layers=(0, 1, 2), head_group=0
 )
@@ -219,13 +190,6 @@ def test_a_backend_that_copies_pages_itself_is_not_called_zero_copy_alone() -> N
     assert "(other itself copies pages once, loads are staged)" in loads.reason
     always = route(SCATTERED, copying, needs=RouteRequirements(staging="always"))
     assert always.reason == "staged (asked for), one object a page"
-
-
-def test_a_deployment_that_stages_its_loads_reads_so_in_the_table() -> None:
-    asked = RouteRequirements(staging=StagingPolicy.LOADS)
-    found = route(SCATTERED, backend("other"), needs=asked)
-    assert found.mode is TransferMode.ZERO_COPY
-    assert found.reason == "zero copy (loads are staged), one object a page"
 
 
 PROMISED: dict[str, Any] = {"gated_get": Support.NATIVE, "gated_put": Support.NATIVE}
@@ -364,19 +328,6 @@ def test_smaller_units_must_still_fit_a_batch() -> None:
     assert (roomy.mode, tight.mode) == (TransferMode.ZERO_COPY, TransferMode.STAGED)
 
 
-def test_smaller_units_make_smaller_objects() -> None:
-    pool = attrs.evolve(HEADS, layout=Layout.PAGE_FIRST)
-    half = pool.page_bytes(Shard()) // 2
-    assert route(pool, backend("poor", kind=ONE_PIECE, max_object_bytes=half)).backend
-    assert not route(pool, backend("poor", max_object_bytes=half)).backend
-
-
-def test_undeclared_is_not_relied_on_and_shown_as_silence() -> None:
-    silent = backend("silent", kinds={PoolKind.MLA: KindSupport()})
-    found = route(DRAFT, silent)
-    assert "says nothing about draft for mla pools" in found.reason
-
-
 def test_emulated_counts_and_is_said() -> None:
     found = route(DRAFT, backend("slow", kind={"draft": Support.EMULATED}))
     assert found.reason == "zero copy, one object a page; draft is emulated"
@@ -405,12 +356,6 @@ def test_without_a_preference_zero_copy_wins_and_then_the_name() -> None:
     assert plan(
         KV, by=[staged, backend("c")], preference=["a", "c"]
     ).anchor.backend == ("a")
-
-
-def test_an_override_gives_one_pool_to_one_backend() -> None:
-    by = [backend("a"), backend("b")]
-    found = plan(KV, DRAFT, by=by, preference=["a"], overrides={"draft": "b"})
-    assert [r.backend for r in found.routes] == ["a", "b"]
 
 
 def test_a_misspelled_backend_or_pool_is_refused_with_the_nearest() -> None:
@@ -512,3 +457,83 @@ def test_the_table_shows_winner_and_reasons() -> None:
         "                                     b        not chosen: works as well: "
         "staged, one object a page"
     )
+
+
+def test_a_backend_that_does_not_verify_gets_trailers_and_the_table_says_so() -> None:
+    one = plan(KV, by=[backend(integrity=Support.UNDECLARED)]).anchor
+    assert one.check is IntegrityCheck.TRAILER
+    assert one.reason == "zero copy, one object a page; verified by a trailer"
+    assert plan(KV).anchor.check is IntegrityCheck.BACKEND
+
+
+@pytest.mark.parametrize("checks", ["auto", "always"])
+def test_integrity_without_a_report_counts_as_none_and_the_table_says_so(
+    checks: str,
+) -> None:
+    one = plan(KV, unproven={}, needs=RouteRequirements(integrity=checks)).anchor
+    assert one.check is IntegrityCheck.TRAILER
+    assert one.reason == (
+        "zero copy, one object a page; verified by a trailer, as it declares "
+        "integrity, and its package carries no report of the kit"
+    )
+    assert plan(KV, unproven={"best": ""}).anchor.check is IntegrityCheck.BACKEND
+
+
+def test_an_operator_may_trust_what_is_not_proven_and_the_table_says_so() -> None:
+    needs = RouteRequirements(integrity="trust", native_integrity=True)
+    one = plan(KV, unproven={}, needs=needs).anchor
+    assert one.check is IntegrityCheck.BACKEND
+    assert one.reason == (
+        "zero copy, one object a page; verified by the backend, on trust: its package "
+        "carries no report of the kit"
+    )
+    proven = plan(KV, needs=needs).anchor
+    assert proven.reason == "zero copy, one object a page"
+    poor = plan(
+        KV,
+        by=[backend(integrity=Support.NO)],
+        needs=attrs.evolve(needs, native_integrity=False),
+    )
+    assert poor.anchor.check is IntegrityCheck.TRAILER
+
+
+def test_integrity_without_a_report_does_not_meet_the_need_for_it() -> None:
+    """Neither by the manifest nor by a verdict of the backend's own."""
+    needs = RouteRequirements(native_integrity=True)
+
+    def judge(name: str, *_: object) -> Verdict:
+        return Verdict(Support.NATIVE, f"{name} says so")
+
+    for own in (None, judge):
+        assert plan(KV, needs=needs, judge=own).anchor.backend
+        with pytest.raises(NoRoute, match=r"best declares integrity.*no report"):
+            plan(KV, unproven={}, needs=needs, judge=own)
+
+
+def test_a_trailer_is_a_second_piece() -> None:
+    poor = backend(kind={"multi_buffer": Support.NO}, integrity=Support.NO)
+    one = plan(KV, by=[poor]).anchor
+    assert one.mode is TransferMode.STAGED
+    assert "a trailer is a second piece" in one.reason
+    unchecked = plan(KV, by=[poor], needs=RouteRequirements(integrity="off")).anchor
+    assert unchecked.mode is TransferMode.ZERO_COPY
+    assert "UNVERIFIED by choice" in unchecked.reason
+
+
+def test_a_trailer_counts_towards_the_largest_object() -> None:
+    largest = KV.page_bytes(Shard())
+    limited = backend(integrity=Support.NO, max_object_bytes=largest)
+    with pytest.raises(NoRoute, match="trailer included"):
+        plan(KV, by=[limited])
+    needs = RouteRequirements(integrity="off")
+    assert plan(KV, by=[limited], needs=needs).anchor.backend
+
+
+def test_verifying_can_be_doubled_but_counting_needs_none() -> None:
+    always = RouteRequirements(integrity="always")
+    assert plan(KV, needs=always).anchor.check is IntegrityCheck.TRAILER
+    mark = PoolSpec(
+        name="mark", kind="logical", parts=(), layers=(), page_tokens=8, anchor=True
+    )
+    counted = plan(mark, by=[backend(integrity=Support.NO)]).anchor
+    assert counted.check is IntegrityCheck.BACKEND

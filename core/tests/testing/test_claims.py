@@ -7,11 +7,13 @@ from typing import Any
 import attrs
 import pytest
 
+from kvdock.errors import SettingsError
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools.enums import PoolKind
 from kvdock.testing.claims import FAULTS, Claim, Proof, claims_of, judged
 from kvdock.testing.contract import BackendContract
 from kvdock.testing.contract.suite import proofs
+from kvdock.testing.scale import Scale
 from kvdock.testing.subprocess import FinishedRun
 
 ALL = KindSupport(
@@ -26,11 +28,6 @@ def manifest(**declared: Any) -> Manifest:
 
 def ended(name: str, how: str, case: str = "", why: str = "") -> FinishedRun:
     return FinishedRun("TestContract", name, case, how, why, "", 0.1)
-
-
-def test_silence_and_denial_are_no_claims() -> None:
-    assert claims_of(manifest()) == ()
-    assert claims_of(manifest(integrity=Support.NO, eviction=Support.NO)) == ()
 
 
 @pytest.mark.parametrize("capability", ["zero_copy", "integrity", "eviction"])
@@ -107,13 +104,6 @@ def test_a_word_is_proven_in_part_where_a_test_of_it_could_not_run() -> None:
     assert (word.proof, word.reasons) == (Proof.PROVEN, ())
 
 
-def test_a_limit_is_a_word_and_lacks_nothing_where_it_was_not_tried() -> None:
-    (claim,) = claims_of(manifest(max_object_bytes=1 << 30))
-    assert claim == Claim("max_object_bytes", str(1 << 30))
-    (word,) = judged([claim], {}, [])
-    assert (word.proof, word.lacking) == (Proof.NOT_PROVEN, False)
-
-
 def test_what_is_about_more_than_a_host_is_not_provable_here() -> None:
     claims = [Claim("durability of hosts", "cluster", beyond=True), Claim("frozen", "")]
     runs = [ended("test_away", "skipped", why="the oracle cannot freeze the store")]
@@ -149,3 +139,17 @@ def test_every_capability_that_can_be_claimed_has_a_test_that_tries_it() -> None
     )
     tried = set(proofs(BackendContract).values())
     assert {claim.capability for claim in claims_of(declared)} | {*FAULTS} == tried
+
+
+def test_a_slow_store_gets_more_time_and_fewer_repetitions() -> None:
+    scale = Scale(10)
+    assert scale.seconds(3.0) == 30.0
+    assert scale.count(40) == 4
+    assert scale.count(40, least=12) == 12
+    assert scale.count(3, least=12) == 3
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 0.5, 1e9, float("nan")])
+def test_a_scale_that_makes_no_sense_is_refused(factor: float) -> None:
+    with pytest.raises(SettingsError, match="times as slow"):
+        Scale(factor)

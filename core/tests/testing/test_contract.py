@@ -9,15 +9,11 @@ import attrs
 import pytest
 import watched
 
-from kvdock.config.core import StagingPolicy
 from kvdock.plugin.manifest import API_VERSION, KindSupport, Manifest, Scope, Support
 from kvdock.pools.enums import HitPolicy, Layout, PoolKind, Sharding
-from kvdock.pools.shard import Shard
-from kvdock.routing.verdicts import RouteRequirements, evaluate_backend
 from kvdock.testing import BackendContract
 from kvdock.testing.cases import selection
 from kvdock.testing.contract.suite import groups
-from kvdock.testing.samples import Sample
 from kvdock.testing.subprocess import run_tests
 
 if TYPE_CHECKING:
@@ -36,44 +32,34 @@ def kind(**changes: Any) -> KindSupport:
     )
 
 
+GRADES_OF_MANIFESTS = [
+    one.name for one in attrs.fields(Manifest) if isinstance(one.default, Support)
+]
+
+
 def manifest(**changes: Any) -> Manifest:
-    return attrs.evolve(
-        Manifest(
-            name="probe",
-            api=API_VERSION,
-            summary="declares everything",
-            kinds={one: kind() for one in PoolKind},
-            zero_copy=Support.NATIVE,
-            memory_registration=Support.NATIVE,
-            host_allocator=Support.NATIVE,
-            gated_get=Support.NATIVE,
-            gated_put=Support.NATIVE,
-            peers=Support.NATIVE,
-            integrity=Support.NATIVE,
-            eviction=Support.NATIVE,
-            touch=Support.NATIVE,
-            removed=Support.NATIVE,
-            capacity=Support.NATIVE,
-            retention=Support.NATIVE,
-            durability=Scope.CLUSTER,
-            sharing=Scope.CLUSTER,
-            clear_reach=Scope.NAMESPACE,
-            max_object_bytes=1 << 20,
-            max_batch_keys=512,
-            max_key_bytes=512,
-            fork_safe=Support.NATIVE,
-        ),
-        **changes,
+    """Return a manifest that declares everything, but for some changes."""
+    declared: dict[str, Any] = dict.fromkeys(GRADES_OF_MANIFESTS, Support.NATIVE)
+    return Manifest(
+        **declared
+        | {
+            "name": "probe",
+            "api": API_VERSION,
+            "summary": "declares everything",
+            "kinds": all_kinds(),
+            "durability": Scope.CLUSTER,
+            "sharing": Scope.CLUSTER,
+            "clear_reach": Scope.NAMESPACE,
+            "max_object_bytes": 1 << 20,
+            "max_batch_keys": 512,
+            "max_key_bytes": 512,
+        }
+        | changes
     )
 
 
 def all_kinds(**changes: Any) -> dict[PoolKind, KindSupport]:
     return {one: kind(**changes) for one in PoolKind}
-
-
-@attrs.frozen
-class _Settings:
-    pass
 
 
 OTHER: Mapping[str, Mapping[str, Any]] = {
@@ -84,25 +70,13 @@ OTHER: Mapping[str, Mapping[str, Any]] = {
     "split_heads": {"kinds": all_kinds(split_heads=Support.UNDECLARED)},
     "draft": {"kinds": all_kinds(draft=Support.UNDECLARED)},
     "multi_buffer": {"kinds": all_kinds(multi_buffer=Support.UNDECLARED)},
-    "zero_copy": {"zero_copy": Support.UNDECLARED},
-    "memory_registration": {"memory_registration": Support.UNDECLARED},
-    "host_allocator": {"host_allocator": Support.UNDECLARED},
-    "gated_get": {"gated_get": Support.UNDECLARED},
-    "gated_put": {"gated_put": Support.UNDECLARED},
-    "peers": {"peers": Support.UNDECLARED},
-    "integrity": {"integrity": Support.UNDECLARED},
-    "eviction": {"eviction": Support.UNDECLARED},
-    "touch": {"touch": Support.UNDECLARED},
-    "removed": {"removed": Support.UNDECLARED},
-    "capacity": {"capacity": Support.UNDECLARED},
-    "retention": {"retention": Support.UNDECLARED},
+    **{name: {name: Support.UNDECLARED} for name in GRADES_OF_MANIFESTS},
     "durability": {"durability": Scope.NONE},
     "sharing": {"sharing": Scope.NONE},
     "clear_reach": {"clear_reach": Scope.NONE},
     "max_object_bytes": {"max_object_bytes": 0},
     "max_batch_keys": {"max_batch_keys": 0},
     "max_key_bytes": {"max_key_bytes": 0},
-    "fork_safe": {"fork_safe": Support.UNDECLARED},
 }
 """A manifest that differs from the full one in one field only."""
 
@@ -195,83 +169,3 @@ def test_no_test_of_the_contract_is_lost_without_a_case() -> None:
 
 def test_every_test_of_the_contract_belongs_to_a_group() -> None:
     assert set(groups(BackendContract)) == set(runs(manifest()))
-
-
-ASKED: Mapping[str, tuple[Sample, RouteRequirements]] = {
-    "kinds": (Sample(kind=PoolKind.MLA), RouteRequirements()),
-    "hit_policies": (
-        Sample(kind=PoolKind.MHA, hit_policy=HitPolicy.TRAILING_PAGES),
-        RouteRequirements(),
-    ),
-    "layouts": (
-        Sample(kind=PoolKind.MHA, layout=Layout.PAGE_FIRST),
-        RouteRequirements(),
-    ),
-    "shardings": (Sample(kind=PoolKind.MHA), RouteRequirements()),
-    "split_heads": (Sample(kind=PoolKind.MHA, head_group=1), RouteRequirements()),
-    "draft": (Sample(kind=PoolKind.MHA, draft=True), RouteRequirements()),
-    "multi_buffer": (
-        Sample(kind=PoolKind.MHA, layout=Layout.LAYER_FIRST),
-        RouteRequirements(),
-    ),
-    "zero_copy": (Sample(kind=PoolKind.MHA), RouteRequirements()),
-    "memory_registration": (
-        Sample(kind=PoolKind.MHA),
-        RouteRequirements(registrable=False),
-    ),
-    "host_allocator": (Sample(kind=PoolKind.MHA), RouteRequirements()),
-    "peers": (
-        Sample(kind=PoolKind.MHA),
-        RouteRequirements(peers=True),
-    ),
-    "gated_get": (
-        Sample(kind=PoolKind.MHA),
-        RouteRequirements(staging=StagingPolicy.SAFE),
-    ),
-    "gated_put": (
-        Sample(kind=PoolKind.MHA),
-        RouteRequirements(staging=StagingPolicy.SAFE),
-    ),
-    "integrity": (Sample(kind=PoolKind.MHA), RouteRequirements(native_integrity=True)),
-    "eviction": (Sample(kind=PoolKind.MHA), RouteRequirements(eviction=True)),
-    "durability": (Sample(kind=PoolKind.MHA), RouteRequirements(durability=Scope.HOST)),
-    "sharing": (Sample(kind=PoolKind.MHA), RouteRequirements(sharing=Scope.HOST)),
-    "clear_reach": (
-        Sample(kind=PoolKind.MHA),
-        RouteRequirements(clear_reach=Scope.NAMESPACE),
-    ),
-    "max_object_bytes": (
-        Sample(kind=PoolKind.MHA, page_bytes=600),
-        RouteRequirements(),
-    ),
-    "max_batch_keys": (Sample(kind=PoolKind.MHA, head_group=1), RouteRequirements()),
-    "max_key_bytes": (Sample(kind=PoolKind.MHA), RouteRequirements()),
-    "fork_safe": (Sample(kind=PoolKind.MHA), RouteRequirements(fork_safe=True)),
-}
-"""A pool, and a deployment, to which the field makes a difference."""
-
-OTHER_ROUTED = dict(OTHER) | {
-    "max_object_bytes": {"max_object_bytes": 100},
-    "max_batch_keys": {"max_batch_keys": 2},
-    "max_key_bytes": {"max_key_bytes": 80},
-    "clear_reach": {"clear_reach": Scope.CLUSTER},
-}
-
-
-UNROUTED = {"touch", "removed", "capacity", "retention"}
-"""What a store can do besides moving pages: no pool is refused for the lack of it."""
-
-
-@pytest.mark.parametrize("field", sorted(OTHER_ROUTED.keys() - UNROUTED))
-def test_every_declared_capability_changes_a_route(field: str) -> None:
-    sample, needs = ASKED[field]
-    if field != "host_allocator":
-        needs = attrs.evolve(needs, allocator="probe")
-    other = manifest(**OTHER_ROUTED[field])
-    full = evaluate_backend(sample.pool(), Shard(), manifest(), needs, unproven="")
-    less = evaluate_backend(sample.pool(), Shard(), other, needs, unproven="")
-    assert (full.accepted, full.mode, full.unit) != (
-        less.accepted,
-        less.mode,
-        less.unit,
-    ), f"no rule of the router reads {field}"

@@ -20,78 +20,53 @@ def passing(*_: object, **__: object) -> None:
     """Pass, whatever the backend does."""
 
 
-def test_a_test_of_the_contract_cannot_be_overridden() -> None:
-    with pytest.raises(SealedError, match="test_putting_again_is_harmless"):
+def excused(mark: Any) -> Any:
+    """Return a test that fails, with a mark."""
 
-        class Quiet(BackendContract):
-            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
-                pass
+    def failing(*_: object) -> None:
+        raise AssertionError
 
-
-def test_a_test_of_the_contract_cannot_be_taken_away() -> None:
-    with pytest.raises(SealedError, match="Without overrides"):
-        type("Without", (BackendContract,), {"test_putting_again_is_harmless": None})
+    return mark(failing)
 
 
-def test_an_override_without_a_reason_is_refused() -> None:
-    with pytest.raises(SealedError):
+MIXIN = type("Mixin", (), {ONE: passing})
+WRAPPER = wraps(getattr(BackendContract, ONE))(lambda *_: None)
+MACHINERY = type("Mixin", (), {"pytest_generate_tests": passing})
+LATER = type("Mine", (BackendContract,), {"plugin": "mine"})
 
-        class Mute(BackendContract):
-            @pytest.mark.xfail(reason=" ")
-            def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
-                pass
+
+@pytest.mark.parametrize(
+    ("bases", "members", "said"),
+    [
+        ((BackendContract,), {ONE: passing}, f"Suite overrides {ONE}"),
+        ((BackendContract,), {ONE: None}, f"Suite overrides {ONE}"),
+        ((LATER,), {ONE: None}, ONE),
+        ((MIXIN, BackendContract), {}, f"Suite overrides {ONE}"),
+        ((MACHINERY, BackendContract), {}, "pytest_generate_tests"),
+        # What looks like the test.
+        ((BackendContract,), {ONE: WRAPPER}, ONE),
+        ((BackendContract,), {ONE: excused(pytest.mark.xfail(reason=" "))}, ONE),
+        ((BackendContract,), {"harness": passing}, "Yours to say are"),
+        ((BackendContract,), {"backend": passing}, "Yours to say are"),
+        ((BackendContract,), {"pytest_generate_tests": passing}, "Yours to say are"),
+    ],
+)
+def test_what_is_the_contracts_cannot_be_replaced(
+    bases: tuple[type, ...], members: dict[str, object], said: str
+) -> None:
+    with pytest.raises(SealedError, match=said):
+        type("Suite", bases, members)
 
 
 def test_an_override_that_says_why_is_allowed() -> None:
-    class Honest(BackendContract):
-        plugin = "honest"
-
-        @pytest.mark.xfail(reason="the server forgets, issue 7")
-        def test_putting_again_is_harmless(self) -> None:  # type: ignore[override] # the point
-            raise AssertionError
-
-    assert Honest.plugin == "honest"
-
-
-@pytest.mark.parametrize("name", ["harness", "backend", "pytest_generate_tests"])
-def test_the_machinery_of_the_contract_cannot_be_replaced(name: str) -> None:
-    def anything(*_: object) -> None:
-        pass
-
-    with pytest.raises(SealedError, match="Yours to say are"):
-        type("Tricky", (BackendContract,), {name: anything})
-
-
-def test_a_class_below_the_authors_is_sealed_as_well() -> None:
-    class Mine(BackendContract):
-        plugin = "mine"
-
-    with pytest.raises(SealedError):
-        type("Below", (Mine,), {"test_putting_again_is_harmless": None})
-
-
-def test_a_base_class_cannot_take_the_place_of_a_test() -> None:
-    mixin = type("Mixin", (), {ONE: passing})
-    with pytest.raises(SealedError, match=f"Mixed overrides {ONE}"):
-        type("Mixed", (mixin, BackendContract), {})
-
-
-def test_a_base_class_cannot_take_the_place_of_the_machinery() -> None:
-    mixin = type("Mixin", (), {"pytest_generate_tests": passing})
-    with pytest.raises(SealedError, match="pytest_generate_tests"):
-        type("Mixed", (mixin, BackendContract), {})
+    excuse = excused(pytest.mark.xfail(reason="the server forgets, issue 7"))
+    honest = type("Honest", (BackendContract,), {"plugin": "honest", ONE: excuse})
+    assert getattr(honest, ONE) is excuse
 
 
 def test_a_base_class_behind_the_contract_changes_nothing() -> None:
-    mixin = type("Mixin", (), {ONE: passing})
-    mixed = type("Mixed", (BackendContract, mixin), {})
+    mixed = type("Mixed", (BackendContract, MIXIN), {})
     assert getattr(mixed, ONE) is getattr(BackendContract, ONE)
-
-
-def test_a_wrapper_that_looks_like_the_test_is_an_override() -> None:
-    wrapper = wraps(getattr(BackendContract, ONE))(passing)
-    with pytest.raises(SealedError, match=ONE):
-        type("Wrapped", (BackendContract,), {ONE: wrapper})
 
 
 @pytest.mark.parametrize(
@@ -113,12 +88,6 @@ def test_a_class_cannot_be_marked_away_as_a_whole(mark: Any, *, several: bool) -
         type("Mixed", (mixin, BackendContract), {})
 
 
-def test_other_marks_of_a_class_are_its_authors() -> None:
-    marks = [pytest.mark.usefixtures("tmp_path"), pytest.mark.slow]
-    suite = type("Marked", (BackendContract,), {"pytestmark": marks})
-    assert vars(suite)["pytestmark"] == marks
-
-
 @pytest.mark.parametrize(
     "mark",
     [
@@ -131,18 +100,12 @@ def test_other_marks_of_a_class_are_its_authors() -> None:
     ids=["condition", "named_condition", "lenient", "mute", "skip"],
 )
 def test_an_excuse_that_may_hide_a_pass_is_refused(mark: Any) -> None:
-    def override(*_: object) -> None:
-        raise AssertionError
-
     with pytest.raises(SealedError, match=ONE):
-        type("Sly", (BackendContract,), {ONE: mark(override)})
+        type("Sly", (BackendContract,), {ONE: excused(mark)})
 
 
 def test_no_second_mark_softens_an_excuse() -> None:
-    def override(*_: object) -> None:
-        raise AssertionError
-
-    marked = pytest.mark.xfail(reason="issue 12")(override)
+    marked = excused(pytest.mark.xfail(reason="issue 12"))
     marked = pytest.mark.skipif(True, reason="not today")(marked)
     with pytest.raises(SealedError, match=ONE):
         type("Sly", (BackendContract,), {ONE: marked})

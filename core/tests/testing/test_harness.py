@@ -16,7 +16,9 @@ from kvdock.testing.subprocess import run_tests
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 FOLDER = "reference:folder"
+
 POOL = Sample(kind=PoolKind.MHA).pool()
 
 

@@ -41,6 +41,7 @@ def test_a_named_backend_is_held_against_the_contract(tmp_path: Path) -> None:
     assert " 1 passed" in f" {done.stdout.splitlines()[-1]}"
 
 
+@pytest.mark.slow
 def test_a_wrong_backend_fails(tmp_path: Path) -> None:
     done = run(
         tmp_path,

@@ -18,59 +18,37 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class _InMemory(BackendContract):
+    @pytest.fixture
+    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": request.node.name}
+
+    @pytest.fixture
+    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
+
+
 @pytest.mark.repeats("RetentionTests")
-class TestMemory(BackendContract):
+class TestMemory(_InMemory):
     plugin = "reference:memory"
 
-    @pytest.fixture
-    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"store": request.node.name}
-
-    @pytest.fixture
-    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
-
 
 @pytest.mark.slow
 @pytest.mark.repeats(*OF_REFERENCES)
-class TestHooks(BackendContract):
+class TestHooks(_InMemory):
     plugin = "reference:hooks"
 
-    @pytest.fixture
-    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"store": request.node.name}
-
-    @pytest.fixture
-    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
-
 
 @pytest.mark.slow
 @pytest.mark.repeats(*OF_REFERENCES)
-class TestOwnMemory(BackendContract):
+class TestOwnMemory(_InMemory):
     plugin = "allocating_reference:plugin"
 
-    @pytest.fixture
-    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"store": request.node.name}
-
-    @pytest.fixture
-    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
-
 
 @pytest.mark.slow
 @pytest.mark.repeats(*OF_REFERENCES)
-class TestPeers(BackendContract):
+class TestPeers(_InMemory):
     plugin = "peer_reference:peers"
-
-    @pytest.fixture
-    def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"store": request.node.name}
-
-    @pytest.fixture
-    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
-        return {"quota_bytes": 1 << 20, "store": f"small {request.node.name}"}
 
 
 @pytest.mark.slow
@@ -117,3 +95,23 @@ class TestServer(BackendContract):
 @pytest.mark.slow
 class TestMemoryUnderFaults(FaultContract):
     plugin = "reference:memory"
+
+
+@pytest.mark.slow
+@pytest.mark.repeats(*OF_REFERENCES)
+class TestOneKeyAtATime(_InMemory):
+    """No backend fails for what it declares as not supported."""
+
+    plugin = "narrow:one_key"
+
+
+@pytest.mark.slow
+@pytest.mark.repeats(*OF_REFERENCES)
+class TestSmallStaged(_InMemory):
+    plugin = "narrow:small_staged"
+
+
+@pytest.mark.slow
+@pytest.mark.repeats(*OF_REFERENCES)
+class TestTouchedByALook(_InMemory):
+    plugin = "narrow:touched"

@@ -94,15 +94,6 @@ def test_a_test_that_ends_the_process_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_end_is_given_up(tmp_path: Path) -> None:
-    suite = tmp_path / "suite.py"
-    suite.write_text("import time\ndef test_waits(): time.sleep(60)\n")
-    record = run_tests([str(suite)], timeout_s=3.0)
-    assert "did not end" in record.said
-    assert not record.ended
-
-
-@pytest.mark.slow
 def test_a_test_that_holds_the_interpreter_is_given_up_at_its_own_limit(
     tmp_path: Path,
 ) -> None:
@@ -214,26 +205,6 @@ def test_integrity_that_nothing_could_try_is_declared_and_not_proven(
     assert str(lacking.claim) == "integrity"
     assert lacking.reasons == ("the author gives no oracle",)
     assert not checked.ok
-
-
-@pytest.mark.slow
-def test_only_the_tests_with_a_word_in_their_names_are_run(shelf: Shelf) -> None:
-    shelf.add("lying", LYING, attribute="plugin")
-    word = "keys_are_the_same_in_every_process"
-    checked = report.check("lying", {"root": "{tmp}/store"}, only=word)
-    assert {one.name for one in checked.passed} == {
-        "test_keys_are_the_same_in_every_process"
-    }
-    assert checked.record.planned == len(checked.record.ended)
-    assert checked.ok
-
-
-@pytest.mark.slow
-def test_what_cannot_be_collected_says_why(tmp_path: Path) -> None:
-    suite = tmp_path / "suite.py"
-    suite.write_text("import no_such_library_anywhere\n")
-    record = run_tests([str(suite)])
-    assert "no_such_library_anywhere" in record.broken
 
 
 def test_missing_folders_become_temporary_ones(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from kvdock.pools.enums import PoolKind
 from kvdock.testing.harness import Harness
 from kvdock.testing.loading import load_backend
 from kvdock.testing.samples import Sample
+from kvdock.testing.watchdog import DidNotReturn, Watchdog
 from kvdock.testing.workers import Worker
 
 PATIENCE_S = 20.0
@@ -80,3 +84,44 @@ def test_a_setting_of_none_is_no_folder_of_that_name_in_another_process(
     finally:
         worker.end()
     assert not list(tmp_path.iterdir())
+
+
+LONG_S = 30.0
+
+
+def test_a_call_that_never_returns_is_found_and_the_next_one_runs() -> None:
+    watchdog = Watchdog()
+    gate = threading.Event()
+    with pytest.raises(DidNotReturn, match=r"a wait has not returned after 0\.1 s"):
+        watchdog.run(gate.wait, 0.1, "a wait")
+    assert watchdog.run(lambda: 7, LONG_S, "seven") == 7
+    gate.set()
+    watchdog.close()
+
+
+def test_nothing_of_a_call_is_kept_after_it() -> None:
+    class Thing:
+        pass
+
+    watchdog = Watchdog()
+    for _ in range(100):
+        thing = Thing()
+        watched = weakref.ref(thing)
+        watchdog.run(partial(id, thing), LONG_S, "a call")
+        del thing
+        assert watched() is None
+    watchdog.close()
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    watchdog = Watchdog()
+    watchdog.run(lambda: 7, LONG_S, "seven")
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if watchdog.run(lambda: 8, LONG_S, "eight") == 8 else 1
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    watchdog.close()

@@ -17,16 +17,18 @@ from shelf import (
     draft,
     hashes,
     hasty,
+    held_by,
     patient,
     states,
     until,
 )
-from tiered import NAMES, Tiers, held_by
+from tiered import NAMES, Tiers
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import AttachError
 from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.pools.shard import Shard
+from kvdock.transfer.manager import TransferManager
 
 if TYPE_CHECKING:
     from kvdock.geometry.region import Region
@@ -44,7 +46,7 @@ def make() -> Iterator[Make]:
     def build(*rules: str | Mapping[str, object], **more: object) -> Tiers:
         names = [one if isinstance(one, str) else str(one["backend"]) for one in rules]
         shelves = more.pop("shelves", None) or [Shelf(name) for name in names]
-        made.append(Tiers(shelves, rules, **more))  # type: ignore[arg-type]
+        made.append(Tiers(shelves, tiers=rules, **more))  # type: ignore[arg-type]
         return made[-1]
 
     yield build
@@ -78,14 +80,6 @@ def test_the_nearest_is_written_at_once_and_the_others_behind(make: Make) -> Non
     assert tiers.listener.count("copied") == 2 * 3 * len(NAMES)
 
 
-def test_a_copy_is_never_made_from_the_engines_pages(make: Make) -> None:
-    tiers = make("near", "far")
-    tiers.put()  # which overwrites its pages as soon as the call returns
-    tiers.settle()
-    tiers.shelves[0].objects.clear()
-    assert tiers.get() == len(NAMES)
-
-
 def test_each_tier_gets_the_anchor_after_its_sidecars(make: Make) -> None:
     tiers = make("near", "disk", "far", pools=(attention(), states()))
     for number in range(4):
@@ -110,8 +104,7 @@ def test_an_anchor_without_its_sidecar_is_not_copied(make: Make) -> None:
         if batch.pool == "mamba" and batch.operation is Operation.PUT
         else None
     )
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     assert not far.objects
     assert tiers.listener.count("incomplete") == len(NAMES)
     far.trouble = None
@@ -126,8 +119,7 @@ def test_an_anchor_without_its_sidecar_is_not_copied(make: Make) -> None:
 def test_a_lookup_asks_the_next_tier_only_for_the_rest(make: Make) -> None:
     tiers = make("near", "far")
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     far.calls.clear()
     assert tiers.cache.exists(NAMES).best == len(NAMES)
     assert tiers.get() == len(NAMES)
@@ -142,8 +134,7 @@ def test_a_lookup_asks_the_next_tier_only_for_the_rest(make: Make) -> None:
 def test_a_load_asks_first_where_the_lookup_before_it_found_a_page(make: Make) -> None:
     tiers = make("near", "disk", "far")
     near, disk, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     for shelf in (near, disk):
         for key in [key for key in shelf.objects if NAMES[0] not in key]:
             del shelf.objects[key]
@@ -168,7 +159,7 @@ def test_a_copy_comes_from_another_tier_where_its_source_lost_the_page(
     gate = threading.Event()
     far.trouble = held_by(gate, "exists")
     tiers.put()
-    until(lambda: len(disk.objects) == len(NAMES))
+    until(lambda: tiers.listener.count("copied") == len(NAMES))
     near.objects.clear()
     gate.set()
     tiers.settle()
@@ -181,8 +172,7 @@ def test_what_was_used_twice_is_promoted_and_what_was_used_once_is_not(
 ) -> None:
     tiers = make("near", "far")
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     assert tiers.get() == len(NAMES), "which is no use of a far page"
     near.objects.clear()
     assert tiers.get() == len(NAMES)
@@ -201,37 +191,12 @@ def test_what_was_used_twice_is_promoted_and_what_was_used_once_is_not(
 def test_promotion_follows_the_tiers_rule(make: Make, rule: str, uses: int) -> None:
     tiers = make({"backend": "near", "promote": rule}, "far")
     near, _ = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     near.objects.clear()
     for _ in range(uses or 3):
         assert tiers.get() == len(NAMES)
         tiers.settle()
     assert bool(near.objects) is bool(uses)
-
-
-def test_a_tier_that_is_never_written_is_read(make: Make) -> None:
-    tiers = make("near", {"backend": "far", "write": "never"})
-    near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
-    assert not far.objects
-    far.objects.update(near.objects)
-    near.objects.clear()
-    assert tiers.get() == len(NAMES)
-
-
-def test_wrong_bytes_near_are_deleted_and_come_from_the_next_tier(make: Make) -> None:
-    tiers = make("near", "far")
-    near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
-    (bad,) = [key for key in near.objects if NAMES[1] in key]
-    near.objects[bad] = bytes(len(near.objects[bad]))
-    assert tiers.get() == len(NAMES)
-    tiers.settle()
-    assert bad not in near.objects
-    assert bad in far.objects
 
 
 def test_nothing_is_copied_from_a_damaged_page(make: Make) -> None:
@@ -250,24 +215,10 @@ def test_nothing_is_copied_from_a_damaged_page(make: Make) -> None:
     assert bad not in far.objects
 
 
-def test_a_page_that_the_nearest_does_not_take_is_stored_in_the_next(
-    make: Make,
-) -> None:
-    tiers = make("near", "disk", "far")
-    near, disk, far = tiers.shelves
-    near.trouble = fails(Outcome.REFUSED)
-    assert tiers.put() == len(NAMES)
-    assert len(disk.objects) == len(NAMES)
-    tiers.settle()
-    assert len(far.objects) == len(NAMES)
-    assert not near.objects
-
-
 def test_a_full_far_tier_hurts_no_call(make: Make) -> None:
     tiers = make("near", "far")
     tiers.shelves[1].trouble = fails(Outcome.REFUSED)
-    assert tiers.put() == len(NAMES)
-    tiers.settle()
+    tiers.stored()
     assert tiers.get() == len(NAMES)
     assert tiers.listener.count("failed") == len(NAMES)
 
@@ -298,8 +249,7 @@ def _shared(chain: Chain) -> SharedLoads:
 def test_a_tier_of_this_host_is_read_into_the_pages_of_the_engine(make: Make) -> None:
     tiers = make({"backend": "near", "promote": "never"}, "far")
     near, far = tiers.shelves
-    tiers.put(NAMES[:2], [0, 1])
-    tiers.settle()
+    tiers.stored(NAMES[:2], [0, 1])
     near.objects.clear()
     far.calls.clear()
     assert tiers.get(NAMES[:2], [4, 5]) == 2
@@ -311,8 +261,7 @@ def test_a_tier_of_this_host_is_read_into_the_pages_of_the_engine(make: Make) ->
 def test_one_far_page_that_many_ask_for_is_loaded_once(make: Make) -> None:
     tiers = make({"backend": "near", "promote": "never"}, FAR)
     near, far = tiers.shelves
-    tiers.put(NAMES[:2], [0, 1])
-    tiers.settle()
+    tiers.stored(NAMES[:2], [0, 1])
     near.objects.clear()
     gate, waiting = threading.Event(), threading.Barrier(5)
 
@@ -340,8 +289,7 @@ def test_one_far_page_that_many_ask_for_is_loaded_once(make: Make) -> None:
 def test_a_shared_load_that_fails_fails_for_all_and_is_tried_again(make: Make) -> None:
     tiers = make({"backend": "near", "promote": "never"}, FAR)
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     near.objects.clear()
     far.trouble = fails(Outcome.ERROR)
     assert tiers.get() == 0
@@ -352,8 +300,7 @@ def test_a_shared_load_that_fails_fails_for_all_and_is_tried_again(make: Make) -
 def test_what_fails_for_one_that_loads_fails_for_those_that_wait(make: Make) -> None:
     tiers = make({"backend": "near", "promote": "never"}, FAR)
     near, far = tiers.shelves
-    tiers.put(NAMES[:2], [0, 1])
-    tiers.settle()
+    tiers.stored(NAMES[:2], [0, 1])
     near.objects.clear()
     gate = threading.Event()
 
@@ -392,8 +339,7 @@ def test_near_hits_cost_nothing_beside_a_far_tier_that_hangs(make: Make) -> None
     core = hasty(tiers={"lookup": "100 ms"})
     tiers = make("near", "far", core=core)
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     release = threading.Event()
     far.trouble = held_by(release)
     try:
@@ -416,12 +362,45 @@ def test_near_hits_cost_nothing_beside_a_far_tier_that_hangs(make: Make) -> None
         release.set()
 
 
+def test_a_tier_that_hangs_takes_its_share_of_the_time_only(make: Make) -> None:
+    tiers = make("near", "far")
+    tiers.stored()
+    hangs: list[float] = []
+
+    def hang(batch: Batch) -> BatchResult | None:
+        if batch.operation is Operation.GET:
+            hangs.append(batch.remaining_s())
+        return BatchResult.all(batch, Outcome.TIMEOUT)
+
+    tiers.shelves[0].trouble = hang
+    assert tiers.get() == len(NAMES)
+    assert hangs
+    assert max(hangs) <= tiers.cache.core.deadlines.get / 2
+
+
+def test_a_background_load_goes_on_to_the_next_tier_when_the_nearest_hangs(
+    make: Make,
+) -> None:
+    # Staged, so that the load that hangs keeps no page.
+    tiers = make("near", "far", core=patient(calls={"staging": "always"}))
+    tiers.stored()
+    release = threading.Event()
+    with TransferManager(tiers.cache) as manager:
+        tiers.shelves[0].trouble = held_by(release, "get")
+        future = manager.read("kv", NAMES, range(6), timeout_s=1.0)
+        until(lambda: future.ended)
+        loaded = future.outcomes.tolist()
+        release.set()
+        assert manager.drain(60)
+        assert loaded == [Outcome.OK] * len(NAMES)
+        assert all(tiers.holds("kv", name, at) for at, name in enumerate(NAMES))
+
+
 def test_a_far_answer_that_comes_too_late_leaves_the_near_one(make: Make) -> None:
     core = patient(tiers={"lookup": "50 ms"})
     tiers = make("near", "far", core=core)
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     for key in [key for key in near.objects if NAMES[3] in key]:
         del near.objects[key]
     release = threading.Event()
@@ -434,32 +413,12 @@ def test_a_far_answer_that_comes_too_late_leaves_the_near_one(make: Make) -> Non
         release.set()
 
 
-def test_clearing_drops_copies_and_nothing_comes_back(make: Make) -> None:
-    tiers = make("near", "far")
-    near, far = tiers.shelves
-    gate = threading.Event()
-
-    far.trouble = held_by(gate, "put")
-    tiers.put()
-    tiers.put(hashes(6, 50))
-    until(lambda: calls(far, Operation.PUT) == 1)
-    opener = threading.Timer(0.2, gate.set)
-    opener.start()
-    cleared = tiers.cache.clear()
-    assert cleared == {"near": Outcome.OK, "far": Outcome.OK}
-    tiers.settle()
-    opener.join(60)
-    assert not near.objects
-    assert not far.objects
-
-
 def test_what_is_loaded_while_tiers_are_cleared_is_not_promoted_again(
     make: Make,
 ) -> None:
     tiers = make({"backend": "near", "promote": "always"}, "far")
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
 
     def load_once_more(batch: Batch) -> BatchResult | None:
         if batch.operation is Operation.CLEAR:  # near is cleared by now
@@ -517,27 +476,6 @@ def test_closing_beside_a_far_tier_that_hangs_ends_in_time(make: Make) -> None:
         assert time.monotonic() - began < ENDED_S
     finally:
         release.set()
-
-
-def test_a_tier_that_was_wiped_or_added_costs_pages_and_never_bytes(
-    make: Make,
-) -> None:
-    tiers = make("near", "far")
-    near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
-    tiers.cache.close()
-    near.objects.clear()
-    disk = Shelf("disk")
-    after = make("near", "disk", "far", shelves=[near, disk, far])
-    assert after.cache.exists(NAMES).best == len(NAMES)
-    assert after.get() == len(NAMES)
-    assert after.get() == len(NAMES)
-    after.settle()
-    assert near.objects == disk.objects == far.objects
-    after.cache.close()
-    alone = make("disk", "near", shelves=[disk, near])
-    assert alone.get() == len(NAMES)
 
 
 def test_touches_reach_each_tier_that_orders_by_use(make: Make) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shelf import Shelf, attention, until
-from tiered import NAMES, WHERE, Tiers, held_by
+from shelf import Shelf, attention, held_by, until
+from tiered import NAMES, WHERE, Tiers
 from timed import TimedShelf
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
@@ -30,7 +30,8 @@ class Pair:
         near: dict[str, Any] = {name: {} for name in fields}
         far: dict[str, Any] = {name: {} for name in fields}
         self.copying, self.changing = [
-            Tiers([kind("near", **near), kind("far", **far)], rules) for _ in range(2)
+            Tiers([kind("near", **near), kind("far", **far)], tiers=rules)
+            for _ in range(2)
         ]
         self.near, self.far = self.copying.shelves
         self.gate = threading.Event()

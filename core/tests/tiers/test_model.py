@@ -56,7 +56,7 @@ class LifeInTiers(RuleBasedStateMachine):
         # Small rows, so that copies and loads take several chunks.
         core = patient(tiers={"batch_bytes": 2000}, breaker={"failures": 1000})
         self.tiers = Tiers(
-            self.shelves, self.given, pools=(attention(), states()), core=core
+            self.shelves, tiers=self.given, pools=(attention(), states()), core=core
         )
 
     @property

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from shelf import Shelf, patient, until
-from tiered import NAMES, WHERE, Tiers, held_by
+from shelf import Shelf, held_by, patient, until
+from tiered import NAMES, WHERE, Tiers
 
 from kvdock.batch import BatchResult, Operation, Outcome
 from kvdock.events import PageEvent, requested_by
@@ -47,8 +47,7 @@ def test_a_page_is_evicted_when_its_last_tier_lost_it(
 ) -> None:
     near, far = Shelf("near"), Shelf("far")
     tiers = Tiers((near, far), observers=(journal,))
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     lose(near, NAMES[3])
     lose(near, NAMES[5])
     lose(far, NAMES[5])
@@ -100,8 +99,7 @@ def test_metrics_count_copies_by_tier_and_loads_where_they_came_from() -> None:
     def value(name: str, **labels: str) -> float:
         return registry.get_sample_value(name, {**labels, **origin}) or 0
 
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     copied = {"pool": "kv", "source": "near", "target": "far"}
     assert value("kvdock_copied_pages_total", outcome="copied", **copied) == 6
     assert value("kvdock_copied_bytes_total", **copied) == 6 * near_page(tiers)
@@ -140,8 +138,7 @@ def near_page(tiers: Tiers) -> int:
 def test_each_tier_reports_what_it_stored_and_lost_itself() -> None:
     near, far = Shelf("near"), Shelf("far")
     tiers = Tiers((near, far), core=patient(page_events=100))
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
 
     def event(backend: str, names: Sequence[str], *, stored: bool) -> PageEvent:
         pages = tuple(names)
@@ -176,7 +173,7 @@ def test_a_tier_is_remote_where_its_table_or_else_its_manifest_says_so(
 ) -> None:
     tiers = Tiers(
         (Shelf("near"), Shelf("far", sharing=sharing)),
-        ["near", {"backend": "far", "locality": said}],
+        tiers=["near", {"backend": "far", "locality": said}],
     )
     placements = tiers.cache["kv"].placements
     assert [one.backend for one in placements if one.remote] == remote

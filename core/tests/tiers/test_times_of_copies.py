@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from shelf import Shelf, attention, patient, until
-from tiered import NAMES, WHERE, Tiers, held_by
+from shelf import Shelf, attention, held_by, patient, until
+from tiered import NAMES, WHERE, Tiers
 from timed import TimedShelf
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
@@ -19,18 +18,6 @@ from kvdock.retention import RetentionAnswer
 NAME = attention().name
 WHERES = {NAME: np.array(WHERE)}
 ACCEPTED = [RetentionAnswer.ACCEPTED] * len(NAMES)
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return what sets the clock of the host ahead."""
-    real, ahead = time.time, [0.0]
-    monkeypatch.setattr("time.time", lambda: real() + ahead[0])
-
-    def skip(seconds: float) -> None:
-        ahead[0] += seconds
-
-    return skip
 
 
 @pytest.fixture
@@ -46,8 +33,7 @@ def test_a_page_that_a_far_tier_has_expires_there_too(
     tiers: Tiers, later: Callable[[float], None]
 ) -> None:
     near = tiers.shelves[0]
-    assert tiers.put() == len(NAMES)
-    tiers.settle()
+    tiers.stored()
     near.objects.clear()
     rows = np.stack([tiers.content(NAME, name) for name in NAMES])
     tiers.cache[NAME].region.scatter(np.array(WHERE), rows)
@@ -64,8 +50,7 @@ def test_a_page_that_a_far_tier_has_expires_there_too(
 def test_an_expiry_that_a_tier_does_not_take_is_not_said_to_hold(
     tiers: Tiers,
 ) -> None:
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     far = tiers.shelves[1]
 
     def fails(batch: Batch) -> BatchResult | None:
@@ -97,30 +82,11 @@ def test_an_expiry_during_a_copy_holds_for_the_copy(
     assert tiers.get() == 0
 
 
-def test_an_expiry_reaches_a_copy_that_waits(
-    tiers: Tiers, later: Callable[[float], None]
-) -> None:
-    near, far = tiers.shelves
-    gate = threading.Event()
-    far.trouble = held_by(gate, Operation.PUT)
-    tiers.put(NAMES[:1], WHERE[:1])
-    until(lambda: any(one.operation is Operation.PUT for one in far.calls))
-    tiers.put(NAMES[1:], WHERE[1:])
-    assert tiers.cache.expire(NAMES, 60).tolist() == ACCEPTED
-    gate.set()
-    tiers.settle()
-    assert len(far.objects) == len(NAMES)
-    near.objects.clear()
-    later(61)
-    assert tiers.get() == 0
-
-
 def test_what_a_backend_serves_after_its_time_is_a_miss(
     tiers: Tiers, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     assert tiers.cache.expire(NAMES, 60).tolist() == ACCEPTED
     # It tells the times, and does not look at them.
     monkeypatch.setattr(TimedShelf, "over", lambda *_: False)
@@ -133,7 +99,7 @@ def test_what_a_backend_serves_after_its_time_is_a_miss(
 def test_what_is_stored_after_a_clear_outlasts_the_copy_of_before() -> None:
     core = patient(deadlines={"clear": "200 ms", "put": "60 s"})
     rules: list[Any] = [{"backend": "near", "promote": "always"}, "far"]
-    tiers = Tiers([Shelf("near"), Shelf("far")], rules, core=core)
+    tiers = Tiers([Shelf("near"), Shelf("far")], tiers=rules, core=core)
     near, gate, stuck = tiers.shelves[0], threading.Event(), threading.Event()
 
     def first_waits(batch: Batch) -> None:
@@ -142,8 +108,7 @@ def test_what_is_stored_after_a_clear_outlasts_the_copy_of_before() -> None:
             assert gate.wait(60)
 
     try:
-        tiers.put()
-        tiers.settle()
+        tiers.stored()
         near.objects.clear()
         near.trouble = first_waits
         assert tiers.get() == len(NAMES)  # and they are copied nearer
@@ -185,21 +150,18 @@ def test_a_copy_that_outlasts_a_clear_brings_nothing_back(
 
 def test_deleted_pages_are_gone_from_every_tier_and_others_stay(tiers: Tiers) -> None:
     near, far = tiers.shelves
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
     assert tiers.cache.delete(NAMES[1:]).tolist() == [Outcome.OK] * (len(NAMES) - 1)
     assert len(near.objects) == len(far.objects) == 1
     assert tiers.get() == 1
     # What is not there is deleted as well.
     assert tiers.cache.delete(NAMES[1:]).tolist() == [Outcome.OK] * (len(NAMES) - 1)
-    assert tiers.put() == len(NAMES)
-    tiers.settle()
+    tiers.stored()
     assert far.objects.keys() == near.objects.keys()
 
 
 def test_a_tier_that_does_not_delete_is_told_page_by_page(tiers: Tiers) -> None:
-    tiers.put()
-    tiers.settle()
+    tiers.stored()
 
     def fails(batch: Batch) -> BatchResult | None:
         deletes = batch.operation is Operation.DELETE
@@ -235,30 +197,10 @@ def test_a_copy_brings_no_deleted_page_back(deleted: slice) -> None:
         tiers.cache.close()
 
 
-def test_what_is_stored_after_a_deletion_is_copied_again() -> None:
-    core = patient(deadlines={"delete": "200 ms", "put": "60 s"})
-    tiers = Tiers([Shelf("near"), Shelf("far")], core=core)
-    near, far = tiers.shelves
-    gate = threading.Event()
-    try:
-        far.trouble = held_by(gate, Operation.PUT)
-        tiers.put()
-        until(lambda: any(one.operation is Operation.PUT for one in far.calls))
-        assert not tiers.cache.delete(NAMES).any()
-        assert tiers.put() == len(NAMES)
-        gate.set()
-        tiers.settle()
-        assert len(near.objects) == len(NAMES)
-        assert far.objects.keys() == near.objects.keys()
-    finally:
-        gate.set()
-        tiers.cache.close()
-
-
 def test_a_page_that_is_read_while_it_is_deleted_is_promoted_to_no_tier() -> None:
     """The near tier is empty already when the far one answers once more."""
     rules: list[Any] = [{"backend": "near", "promote": "always"}, "far"]
-    tiers = Tiers([Shelf("near"), Shelf("far")], rules)
+    tiers = Tiers([Shelf("near"), Shelf("far")], tiers=rules)
     near, far = tiers.shelves
 
     def reads(batch: Batch) -> None:
@@ -267,8 +209,7 @@ def test_a_page_that_is_read_while_it_is_deleted_is_promoted_to_no_tier() -> Non
             assert tiers.get() == len(NAMES)
 
     try:
-        tiers.put()
-        tiers.settle()
+        tiers.stored()
         near.objects.clear()
         far.trouble = reads
         assert not tiers.cache.delete(NAMES).any()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -22,15 +24,15 @@ from shelf import (
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.config.core import CoreSettings, Integrity, StagingPolicy
 from kvdock.dock import Dock
-from kvdock.errors import AttachError
+from kvdock.errors import AttachError, KvdockError, RegionError
 from kvdock.geometry.region import Region
 from kvdock.namespace import Namespace
 from kvdock.plugin.manifest import Support
 from kvdock.pools.enums import Layout
 from kvdock.pools.factories import logical
 from kvdock.pools.shard import Shard
-from kvdock.routing.verdicts import IntegrityCheck, TransferMode
 from kvdock.transfer.attachment import Attachment
+from kvdock.transfer.result import NO_PAGE
 
 if TYPE_CHECKING:
     from kvdock.pools.spec import PoolSpec
@@ -91,25 +93,10 @@ def test_the_anchor_is_stored_last_and_only_over_its_required_sidecars() -> None
         assert order == ["mamba", "kv"]
 
 
-def test_a_lost_draft_page_costs_nothing_but_the_draft() -> None:
-    engine = Engine(pools=[attention(), draft()], core=patient())
-    with engine.attachment as cache:
-        names = hashes(4)
-        engine.fill(names, range(4))
-        cache.put(names, engine.where(range(4)))
-        gone = next(key for key in engine.shelf.objects if ".draft" in key)
-        del engine.shelf.objects[gone]
-        loaded = cache.get(names, engine.where(range(4)))
-        assert loaded.pages == 4
-        assert loaded.outcomes["draft"].tolist() == [Outcome.ABSENT, 0, 0, 0]
-
-
 def test_sidecars_are_read_only_as_far_as_the_anchor_was() -> None:
     engine = Engine(pools=[attention(), indexer()], core=patient())
     with engine.attachment as cache:
-        names = hashes(6)
-        engine.fill(names, range(6))
-        cache.put(names, engine.where(range(6)))
+        names = engine.store(6)
         for key in list(engine.shelf.objects):
             if f"/{names[2]}.kv" in key:
                 del engine.shelf.objects[key]
@@ -126,9 +113,7 @@ def test_damage_in_the_store_is_a_miss_and_is_dropped(
 ) -> None:
     engine = Engine(core=patient(calls={"staging": staging}))
     with engine.attachment as cache:
-        names = hashes(3)
-        engine.fill(names, range(3))
-        cache.put(names, engine.where(range(3)))
+        names = engine.store(3)
         objects = engine.shelf.objects
         first, second, _ = objects
         stored = objects[second]
@@ -168,9 +153,7 @@ def test_a_page_is_stored_anew_once_its_wrong_object_is_gone(*, ends: bool) -> N
             go_on.wait(60)
 
     with engine.attachment as cache:
-        names = hashes(3)
-        engine.fill(names, range(3))
-        cache.put(names, engine.where(range(3)))
+        names = engine.store(3)
         objects = engine.shelf.objects
         _, second, _ = objects
         objects[second] = bytes(len(objects[second]))
@@ -194,30 +177,11 @@ def test_a_page_is_stored_anew_once_its_wrong_object_is_gone(*, ends: bool) -> N
 def test_a_backend_that_reports_success_without_bytes_is_caught() -> None:
     engine = Engine(core=patient())
     with engine.attachment as cache:
-        names = hashes(2)
-        engine.fill(names, range(2))
-        cache.put(names, engine.where(range(2)))
+        names = engine.store(2)
         # The pages and their trailers in memory are right from before: a
         # trailer that is left there must prove nothing.
         engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.OK)
         assert cache.get(names, engine.where(range(2))).pages == 0
-
-
-def test_unverified_pages_are_an_explicit_choice_that_the_plan_shows() -> None:
-    chosen = Engine(core=patient(integrity="off"))
-    assert "UNVERIFIED by choice" in chosen.attachment.plan.explain()
-    chosen.attachment.close()
-    usual = Engine(core=patient())
-    assert "verified by a trailer" in usual.attachment.plan.explain()
-    usual.attachment.close()
-
-
-def test_a_backend_of_single_buffers_gets_trailers_through_staging() -> None:
-    pools = [attention(layout=Layout.LAYER_FIRST, kind="k_only")]
-    engine = Engine([Shelf(multi_buffer=Support.NO)], pools, patient())
-    route = engine.attachment.plan.anchor
-    assert (route.mode, route.check) == (TransferMode.STAGED, IntegrityCheck.TRAILER)
-    engine.attachment.close()
 
 
 def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
@@ -234,9 +198,7 @@ def test_a_page_that_is_stored_under_two_names_gets_both() -> None:
 def test_one_page_cannot_be_filled_twice_at_once(batch_pages: int) -> None:
     engine = Engine(core=patient(calls={"batch_pages": batch_pages}))
     with engine.attachment as cache:
-        names = hashes(2)
-        engine.fill(names, [0, 1])
-        cache.put(names, engine.where([0, 1]))
+        names = engine.store(2)
         loaded = cache.get(names, engine.where([3, 3]))
         assert loaded.outcomes["kv"].tolist() == [0, Outcome.REFUSED]
         assert engine.holds("kv", names[0], 3)
@@ -253,9 +215,7 @@ def test_a_backend_gets_no_more_keys_at_once_than_it_takes(
     pools = [anchor, indexer()]
     engine = Engine([Shelf(max_batch_keys=limit)], pools, core=patient())
     with engine.attachment as cache:
-        names = hashes(7)
-        engine.fill(names, range(7))
-        assert cache.put(names, engine.where(range(7))).pages == 7
+        names = engine.store(7)
         assert cache.exists(names).best == 7
         assert cache.get(names, engine.where(range(8, 15))).pages == 7
         assert max(map(len, engine.shelf.calls)) == limit
@@ -281,16 +241,6 @@ def test_the_pools_can_be_named_while_another_thread_closes() -> None:
     object.__setattr__(backends, "pools", Closing(backends.pools))
     assert [pool.name for pool in engine.attachment.pools] == ["kv", "draft"]
     assert engine.attachment.close()
-
-
-def test_clearing_reaches_the_namespace() -> None:
-    engine = Engine(core=patient())
-    with engine.attachment as cache:
-        engine.fill(hashes(2), [0, 1])
-        cache.put(hashes(2), engine.where([0, 1]))
-        engine.shelf.objects["other/x"] = b""
-        assert cache.clear() == {"shelf": Outcome.OK}
-        assert list(engine.shelf.objects) == ["other/x"]
 
 
 @pytest.mark.parametrize(
@@ -359,3 +309,154 @@ def test_a_backend_is_told_the_layout_of_the_pool(staging: StagingPolicy) -> Non
     engine = Engine([Shelf()], [attention(layout=Layout.PAGE_HEAD)], core)
     with engine.attachment:
         assert engine.shelf.regions["kv"].layout is Layout.PAGE_HEAD
+
+
+@pytest.mark.parametrize("staging", list(StagingPolicy))
+def test_an_engine_may_move_its_pools_one_by_one(staging: StagingPolicy) -> None:
+    core = patient(calls={"staging": staging})
+    engine = Engine(pools=[attention(), indexer()], core=core)
+    names = hashes(4)
+    with engine.attachment as cache:
+        later = time.monotonic() + 5
+        engine.fill(names, range(4))
+        some = [0, NO_PAGE, 2, 3]
+        stored = cache["indexer"].put(names, some, later).tolist()
+        assert stored == [0, Outcome.ABSENT, 0, 0]
+        assert cache["indexer"].exists(names, later).tolist() == [1, 0, 1, 1]
+        assert not cache["kv"].exists(names, later).any()
+        engine.blank()
+        loaded = cache["indexer"].get(names[2:], [7, 6], later)
+        assert not loaded.any()
+        assert engine.holds("indexer", names[2], 7)
+        assert engine.holds("indexer", names[3], 6)
+        with pytest.raises(KvdockError, match="Did you mean 'indexer'"):
+            cache["indexr"].exists(names, later)
+        with pytest.raises(RegionError, match="2,"):
+            cache["kv"].get(names, [0, 1], later)
+        past = time.monotonic() - 1
+        assert cache["kv"].put(names, range(4), past).all()
+
+
+@pytest.mark.parametrize("staging", StagingPolicy)
+def test_never_is_a_deadline_like_any_other(staging: StagingPolicy) -> None:
+    engine = Engine(core=patient(calls={"staging": staging}))
+    names, never = hashes(4), float("inf")
+    with engine.attachment as cache:
+        engine.fill(names, range(4))
+        assert not cache["kv"].put(names, range(4), never).any()
+        assert cache["kv"].exists(names, never).all()
+        assert not cache["kv"].get(names, range(4), never).any()
+        assert cache.leases("kv").wait(range(4), never)
+        assert cache.wait_idle(never)
+        assert cache.close(never)
+
+
+def test_one_pool_takes_the_deadlines_of_the_settings_unless_given_one() -> None:
+    engine = Engine(core=patient(deadlines={"exists": "9 s", "put": "8 s"}))
+    names = hashes(2)
+    with engine.attachment as cache:
+        engine.fill(names, range(2))
+        began = time.monotonic()
+        assert not cache["kv"].put(names, range(2)).any()
+        assert cache["kv"].exists(names).all()
+        cache["kv"].exists(names, began + 77)
+        left = [one.deadline_s - began for one in engine.shelf.calls]
+        assert left == pytest.approx([8, 9, 77], abs=0.9)
+
+
+@pytest.mark.parametrize("deadline", ["soon", float("nan")])
+def test_what_is_no_deadline_is_refused_and_holds_no_page(deadline: Any) -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        for move in (cache["kv"].get, cache["kv"].put):
+            with pytest.raises(KvdockError, match="a deadline is a number"):
+                move(hashes(2), [0, 1], deadline)
+        with pytest.raises(KvdockError, match="a deadline is a number"):
+            cache["kv"].exists(hashes(2), deadline)
+        assert not cache.leases("kv").in_use([0, 1]).any()
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    engine = Engine(core=patient())
+    with engine.attachment as cache:
+        with pytest.raises(RegionError, match="'kw', which is not"):
+            cache.put(hashes(1), {"kw": [0]})
+        with pytest.raises(RegionError, match="outside of its 24 pages"):
+            cache.get(hashes(1), {"kv": [24]})
+        with pytest.raises(RegionError, match="for 2 hashes"):
+            cache.get(hashes(2), {"kv": [NO_PAGE]})
+        with pytest.raises(RegionError, match="page indices must have one dimension"):
+            cache.get(hashes(2), {"kv": [[0], [1, 2]]})
+        with pytest.raises(KvdockError, match="letters and digits"):
+            cache.exists(["../x"])
+        with pytest.raises(KvdockError, match="'kw' is not attached"):
+            cache.leases("kw")
+
+
+@pytest.mark.parametrize("pages", [[0.5, 1.5], [True, False], ["0", "1"], [None, None]])
+def test_only_whole_numbers_are_page_indices(pages: Any) -> None:
+    with Engine(core=patient()).attachment as cache:
+        for call in (cache.put, cache.get):
+            with pytest.raises(RegionError, match="whole numbers"):
+                call(hashes(2), {"kv": pages})
+        for move in (cache["kv"].put, cache["kv"].get):
+            with pytest.raises(RegionError, match="whole numbers"):
+                move(hashes(2), pages, time.monotonic() + 5)
+
+
+@pytest.mark.parametrize("page", [2**63, 2**64 - 2, 2**64 - 1])
+def test_an_index_beyond_int64_is_outside_and_not_no_page(page: int) -> None:
+    given = {"kv": np.array([0, page], np.uint64)}
+    with Engine(core=patient()).attachment as cache:
+        for call in (cache.put, cache.get):
+            with pytest.raises(RegionError, match=f"page index {page} is outside"):
+                call(hashes(2), given)
+        for move in (cache["kv"].put, cache["kv"].get):
+            with pytest.raises(RegionError, match=f"page index {page} is outside"):
+                move(hashes(2), given["kv"], time.monotonic() + 5)
+        for ask in (cache.leases("kv").in_use, lambda p: cache.leases("kv").wait(p, 0)):
+            for wrong in (given["kv"], [0, -1], [0, 24], [0.5], [True]):
+                with pytest.raises(RegionError, match="page ind"):
+                    ask(wrong)
+
+
+def test_indices_in_memory_that_cannot_be_read_are_rejected() -> None:
+    class OnADevice:  # as a tensor in a GPU's memory
+        def __array__(self, *_: object, **__: object) -> None:
+            raise TypeError("can't convert device memory")
+
+    with (
+        Engine(core=patient()).attachment as cache,
+        pytest.raises(RegionError, match="page indices must have one dimension"),
+    ):
+        cache.put(hashes(2), {"kv": cast("Any", OnADevice())})
+
+
+def test_a_generator_of_hashes_is_rejected_before_anything_is_stored() -> None:
+    with Engine(core=patient()).attachment as cache:
+        pages = {"kv": [0, 1]}
+        calls: list[Callable[[Any], object]] = [
+            cache.exists,
+            lambda given: cache.put(given, pages),
+            lambda given: cache.get(given, pages),
+            lambda given: cache["kv"].exists(given, time.monotonic() + 5),
+            lambda given: cache["kv"].put(given, [0, 1], time.monotonic() + 5),
+            lambda given: cache["kv"].get(given, [0, 1], time.monotonic() + 5),
+        ]
+        for call in calls:
+            with pytest.raises(KvdockError, match="page hashes are a row"):
+                call(name for name in hashes(2))
+        assert cache.exists(hashes(2)).best == 0
+
+
+@pytest.mark.parametrize("staging", StagingPolicy)
+def test_an_attached_pool_says_what_is_stored_where(staging: StagingPolicy) -> None:
+    shelf = Shelf()
+    engine = Engine([shelf], core=patient(calls={"staging": staging}))
+    with engine.attachment as cache:
+        engine.fill(hashes(2), range(2))
+        cache["kv"].put(hashes(2), range(2))
+        assert cache["kv"].backend == "shelf"
+        assert sorted(cache["kv"].keys(hashes(2))) == sorted(shelf.objects)
+        stored = len(next(iter(shelf.objects.values())))
+        assert cache["kv"].object_bytes.tolist() == [stored]

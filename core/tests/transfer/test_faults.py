@@ -286,9 +286,7 @@ def test_without_a_fault_everything_is_restored() -> None:
     """Guards the tests above: a manager that moves nothing would pass them."""
     engine = Engine(pools=POOLS, core=patient(), faults=FaultInjector(FaultSettings()))
     with engine.attachment as cache:
-        names = hashes(COUNT)
-        engine.fill(names, range(COUNT))
-        assert cache.put(names, engine.where(range(COUNT))).pages == COUNT
+        names = engine.store(COUNT)
         moved = cache.get(names, engine.where(range(COUNT, 2 * COUNT)))
         assert moved.pages == COUNT
         check_loaded(engine, names, moved)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 import attrs
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, hashes, hasty, patient, until
+from shelf import Engine, Shelf, hashes, hasty, held_by, patient, until
 
 from kvdock.batch import Batch, BatchResult, MemoryGate, MemoryHold, Operation, Outcome
 from kvdock.config.core import StagingPolicy
@@ -37,16 +36,6 @@ def gated(core: object = None, **more: object) -> Engine:
     return Engine([shelf], core=core or hasty("get", "put", calls=SAFE))  # type: ignore[arg-type] # same
 
 
-def hanging(operation: Operation, go_on: threading.Event) -> Callable[[Batch], None]:
-    """Return trouble: batches of one operation hang, then do as asked."""
-
-    def hang(batch: Batch) -> None:
-        if batch.operation is operation:
-            go_on.wait(60)
-
-    return hang
-
-
 @pytest.mark.parametrize("integrity", [Support.NATIVE, Support.NO])
 def test_late_bytes_find_the_gate_of_their_pages_closed(integrity: Support) -> None:
     engine, go_on = gated(integrity=integrity), threading.Event()
@@ -55,7 +44,7 @@ def test_late_bytes_find_the_gate_of_their_pages_closed(integrity: Support) -> N
         assert cache.plan.anchor.mode is TransferMode.GATED
         engine.fill(names, range(4))
         assert cache.put(names, engine.where(range(4))).pages == 4
-        engine.shelf.trouble = hanging(Operation.GET, go_on)
+        engine.shelf.trouble = held_by(go_on, Operation.GET)
         late = cache.get(names, engine.where(range(8, 12)))
         assert late.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 4
         assert not cache.leases("kv").in_use(range(24)).any()
@@ -77,7 +66,7 @@ def test_memory_that_changed_after_a_put_was_abandoned_is_not_stored(
     names = hashes(3)
     with engine.attachment as cache:
         engine.fill(names, range(3))
-        engine.shelf.trouble = hanging(Operation.PUT, go_on)
+        engine.shelf.trouble = held_by(go_on, Operation.PUT)
         assert cache.put(names, engine.where(range(3))).pages == 0
         assert not cache.leases("kv").in_use(range(24)).any()
         for memory in engine.memory.values():
@@ -91,9 +80,7 @@ def test_memory_that_changed_after_a_put_was_abandoned_is_not_stored(
 def test_a_call_that_ends_in_time_passes_its_gate() -> None:
     engine = gated(patient(calls=SAFE))
     with engine.attachment as cache:
-        names = hashes(4)
-        engine.fill(names, range(4))
-        assert cache.put(names, engine.where(range(4))).pages == 4
+        names = engine.store(4)
         assert cache.get(names, engine.where(range(8, 12))).pages == 4
         assert all(engine.holds("kv", name, 8 + at) for at, name in enumerate(names))
         moving = (Operation.PUT, Operation.GET)
@@ -111,10 +98,8 @@ def test_a_signal_that_ends_the_wait_frees_the_pages() -> None:
     before = signal.signal(signal.SIGALRM, ring)
     try:
         with engine.attachment as cache:
-            names = hashes(2)
-            engine.fill(names, range(2))
-            cache.put(names, engine.where(range(2)))
-            engine.shelf.trouble = hanging(Operation.GET, go_on)
+            names = engine.store(2)
+            engine.shelf.trouble = held_by(go_on, Operation.GET)
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(Alarm):
                 cache.get(names, engine.where(range(2)))
@@ -149,9 +134,7 @@ def test_a_backend_that_stays_in_its_gate_keeps_the_pages_leased(
     shelf = Occupying(gated=Support.NATIVE)
     engine = Engine([shelf], core=hasty("get", calls=SAFE))
     with engine.attachment as cache:
-        names = hashes(2)
-        engine.fill(names, range(2))
-        cache.put(names, engine.where(range(2)))
+        names = engine.store(2)
         assert cache.get(names, engine.where(range(2))).pages == 0
         assert cache.leases("kv").in_use(range(2)).all()
         assert "stays in the gate of its pages of pool kv" in caplog.text
@@ -209,9 +192,7 @@ def test_a_staged_batch_is_no_larger_than_a_cache_takes() -> None:
     engine = Engine(core=core)
     with engine.attachment as cache:
         pool = cache["kv"]
-        names = hashes(20)
-        engine.fill(names, range(20))
-        assert cache.put(names, engine.where(range(20))).pages == 20
+        names = engine.store(20)
         most = max(len(call) for call in engine.shelf.calls)
         assert most == pool.nearest.batch_pages == max(1, 4096 // pool.page_bytes)
         assert pool.nearest.steps.staging is not None
@@ -238,14 +219,3 @@ def test_closing_a_gate_waits_for_the_copy_that_is_under_way() -> None:
     gate.leave()
     closer.join()
     assert (memory == REUSED).all()
-
-
-def test_a_gate_that_is_not_left_is_reported_at_the_deadline() -> None:
-    gate = MemoryGate()
-    assert gate.enter()
-    assert gate.enter()
-    gate.leave()
-    assert not gate.close(time.monotonic() + 0.01)
-    gate.leave()
-    assert gate.close(time.monotonic())
-    assert not gate.enter()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
 import pytest
-from shelf import Engine, Shelf, hashes, hasty, memory_at, patient, until
+from shelf import Engine, Heard, Shelf, hasty, memory_at, patient, until
 
 from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
-from kvdock.events import Event, MemoryHeld
-from kvdock.plugin.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from kvdock.events import MemoryHeld
 
 
 @attrs.define(eq=False)
@@ -63,13 +59,6 @@ def engine_with(shelf: Holding, **more: Any) -> Engine:
     return Engine([shelf], core=patient(**settings))
 
 
-def stored(engine: Engine, count: int) -> list[str]:
-    names = hashes(count)
-    engine.fill(names, range(count))
-    assert engine.attachment.put(names, engine.where(range(count))).pages == count
-    return names
-
-
 @pytest.mark.parametrize("staging", ["routed", "always"])
 def test_late_bytes_of_a_held_batch_never_reach_a_page_in_another_use(
     staging: str,
@@ -77,7 +66,7 @@ def test_late_bytes_of_a_held_batch_never_reach_a_page_in_another_use(
     shelf = Holding()
     engine = engine_with(shelf, calls={"staging": staging})
     with engine.attachment as cache:
-        names = stored(engine, 4)
+        names = engine.store(4)
         engine.blank()
         lost = cache.get(names[:2], engine.where(range(2)))
         assert lost.pages == 0
@@ -100,7 +89,7 @@ def test_an_answer_that_breaks_the_contract_still_holds_its_memory() -> None:
     shelf = Holding()
     engine = engine_with(shelf)
     with engine.attachment as cache:
-        names = stored(engine, 2)
+        names = engine.store(2)
         hold = MemoryHold()
         shelf.trouble = lambda batch: (
             BatchResult([0], [0], hold) if batch.operation is Operation.GET else None
@@ -117,7 +106,7 @@ def test_closing_reports_that_bytes_may_land_until_the_hold_is_released() -> Non
     engine = engine_with(shelf)
     cache = engine.attachment
     leases = cache.leases("kv")
-    cache.get(stored(engine, 2), engine.where(range(2)))
+    cache.get(engine.store(2), engine.where(range(2)))
     assert not cache.close(0.5)
     assert shelf.released == ["kv"], "its pool is released all the same"
     assert leases.in_use(range(2)).all()
@@ -133,7 +122,7 @@ def test_a_hold_that_ends_with_the_release_of_its_pool_lets_closing_succeed() ->
     engine = engine_with(shelf)
     cache = engine.attachment
     leases = cache.leases("kv")
-    cache.get(stored(engine, 2), engine.where(range(2)))
+    cache.get(engine.store(2), engine.where(range(2)))
     assert leases.in_use(range(2)).all()
     assert cache.close(10)
     assert not leases.in_use(range(2)).any()
@@ -144,7 +133,7 @@ def test_an_abandoned_call_that_ends_with_a_hold_keeps_its_pages() -> None:
     core = attrs.evolve(hasty("get"), breaker=patient().breaker)
     engine = Engine([shelf], core=core)
     with engine.attachment as cache:
-        names = stored(engine, 2)
+        names = engine.store(2)
         loaded = cache.get(names, engine.where(range(2)))
         assert loaded.outcomes["kv"].tolist() == [Outcome.TIMEOUT] * 2
         assert shelf.go_on is not None
@@ -164,7 +153,7 @@ def test_a_hold_that_is_released_already_costs_no_page_that_came_whole() -> None
     hold = MemoryHold()
     hold.release()
     with engine.attachment as cache:
-        names = stored(engine, 2)
+        names = engine.store(2)
 
         def answer(batch: Batch) -> BatchResult:
             return attrs.evolve(shelf.serve("kv", batch), hold=hold)
@@ -179,7 +168,7 @@ def test_pages_that_came_whole_in_a_held_batch_are_misses() -> None:
     engine = engine_with(shelf)
     hold = MemoryHold()
     with engine.attachment as cache:
-        names = stored(engine, 2)
+        names = engine.store(2)
 
         def answer(batch: Batch) -> BatchResult:
             return attrs.evolve(shelf.serve("kv", batch), hold=hold)
@@ -194,7 +183,7 @@ def test_a_backend_that_holds_too_many_batches_moves_no_more_until_a_release() -
     shelf = Holding()
     engine = engine_with(shelf, calls={"max_abandoned_calls": 3})
     with engine.attachment as cache:
-        names = stored(engine, 8)
+        names = engine.store(8)
         for page in range(8):
             cache.get(names[page : page + 1], engine.where([page]))
         assert len(shelf.holds) == 3
@@ -207,28 +196,18 @@ def test_a_backend_that_holds_too_many_batches_moves_no_more_until_a_release() -
             hold.release()
 
 
-class Counting:
-    def __init__(self) -> None:
-        self.held: list[int] = []
-
-    @hookimpl
-    def kvdock_observe(self, event: Event) -> None:
-        if isinstance(event, MemoryHeld):
-            self.held.append(event.batches)
-
-
 def test_observers_hear_how_many_batches_are_held() -> None:
-    shelf, counting = Holding(), Counting()
+    shelf, heard = Holding(), Heard(MemoryHeld)
     core = patient(breaker={"failures": 1000})
-    engine = Engine([shelf], core=core, observers=[counting])
+    engine = Engine([shelf], core=core, observers=[heard])
     with engine.attachment as cache:
-        names = stored(engine, 2)
+        names = engine.store(2)
         for page in range(2):
             cache.get(names[page : page + 1], engine.where([page]))
         for hold in shelf.holds:
             hold.release()
             hold.release()
-        assert counting.held == [1, 2, 1, 0]
+        assert [one.batches for one in heard.events] == [1, 2, 1, 0]
 
 
 def test_the_memory_of_a_held_test_page_counts_as_held() -> None:
@@ -252,7 +231,7 @@ def test_a_hold_of_another_type_breaks_the_contract(
     shelf = Holding(giving_up=False)
     engine = engine_with(shelf)
     with engine.attachment as cache:
-        names = stored(engine, 1)
+        names = engine.store(1)
         strange: Any = "a word"
 
         def answer(batch: Batch) -> BatchResult:
@@ -262,16 +241,3 @@ def test_a_hold_of_another_type_breaks_the_contract(
         shelf.trouble = answer
         assert cache.get(names, engine.where([0])).pages == 0
         assert "a str as hold" in caplog.text
-
-
-def test_a_release_calls_back_once_and_at_once_where_it_came_first() -> None:
-    called: list[str] = []
-    note: Callable[[str], Callable[[], None]] = lambda word: lambda: called.append(word)  # noqa: E731
-    hold = MemoryHold()
-    hold.on_release(note("waiting"))
-    assert not called
-    hold.release()
-    hold.release()
-    assert hold.released
-    hold.on_release(note("late"))
-    assert called == ["waiting", "late"]

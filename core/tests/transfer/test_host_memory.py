@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import pytest
-from shelf import PAGES, Shelf, ShelfPool, attention, hashes, hasty, patient, until
+from shelf import (
+    PAGES,
+    Shelf,
+    ShelfPool,
+    attention,
+    hashes,
+    hasty,
+    held_by,
+    patient,
+    until,
+)
 
 from kvdock import (
     AttachConfig,
     Attachment,
-    Batch,
     Dock,
     HostMemory,
     Manifest,
@@ -30,7 +39,6 @@ from kvdock import (
 )
 from kvdock.errors import AttachError, KvdockError, PluginError
 from kvdock.routing.verdicts import RouteRequirements, TransferMode
-from kvdock.transfer.host_memory import HostBuffer, allocate_host
 
 if TYPE_CHECKING:
     from kvdock.config.core import CoreSettings
@@ -159,11 +167,7 @@ def test_a_late_call_keeps_the_memory_until_it_ends() -> None:
     there_and_back(attachment, memory)
     goes_on = threading.Event()
 
-    def hang(batch: Batch) -> None:
-        if batch.operation is Operation.GET:
-            assert goes_on.wait(60)
-
-    shelf.trouble = hang
+    shelf.trouble = held_by(goes_on, Operation.GET)
     moved = attachment.get(hashes(2), {"kv": [0, 1]})
     assert set(moved.outcomes["kv"]) == {Outcome.TIMEOUT}
     assert not attachment.close()
@@ -234,36 +238,6 @@ def test_what_is_no_memory_is_given_back(
     with pytest.raises(PluginError, match=r"not memory: .*buffer protocol"):
         backend.allocate(4, AttachConfig())
     assert back == [1]
-
-
-def test_memory_is_given_back_only_when_it_has_no_users() -> None:
-    back = threading.Event()
-    buffer = HostBuffer(np.zeros(8, np.uint8), back.set)
-    assert buffer.acquire()
-    ending = threading.Thread(target=buffer.close)
-    ending.start()
-
-    def refused() -> bool:
-        inside = buffer.acquire()
-        if inside:
-            buffer.release()
-        return not inside
-
-    until(refused)
-    assert not back.is_set(), "it is in use"
-    buffer.release()
-    ending.join(60)
-    assert back.is_set()
-    assert not buffer.acquire()
-
-
-def test_memory_of_the_cores_own_costs_no_counting() -> None:
-    buffer = allocate_host(5000)
-    buffer.close()
-    assert buffer.acquire(), "Python keeps it as long as anybody refers to it"
-    assert len(buffer.memory) == 5000
-    assert buffer.memory.ctypes.data % 4096 == 0
-    buffer.release()
 
 
 def test_a_batch_that_comes_after_the_end_touches_nothing() -> None:

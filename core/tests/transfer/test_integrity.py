@@ -25,7 +25,6 @@ from kvdock.transfer.integrity import (
     compare_trailers,
     make_dated_trailers,
     make_trailers,
-    trailer_key_digests,
 )
 from kvdock.transfer.staging import StagingBuffers
 
@@ -241,18 +240,6 @@ def test_any_altered_byte_of_a_trailer_of_format_2_is_seen(at: int, flip: int) -
     assert compare_trailers(altered, wanted)[0] not in (Outcome.OK, Outcome.ABSENT)
 
 
-def test_digests_that_end_in_zero_bytes_are_still_told_apart() -> None:
-    wanted = make_trailers(["key"], [64], np.array([1], np.uint64))
-    cut = wanted.copy()
-    raw = bytearray(wanted.tobytes())
-    raw[23] = 0
-    cut = np.frombuffer(bytes(raw), TRAILER)
-    assert (compare_trailers(cut, wanted)[0] == Outcome.OK) == (
-        bytes(raw) == wanted.tobytes()
-    )
-    assert len(trailer_key_digests(["x", "y"])) == 2
-
-
 @pytest.mark.parametrize("trailers", [True, False])
 @pytest.mark.parametrize("pieces", [True, False])
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: f"{pool.name}-{pool.layout}")
@@ -307,14 +294,3 @@ def test_staged_objects_are_verified_as_those_in_place_are(pool: PoolSpec) -> No
     assert np.argwhere(wrong).tolist() == [[1, objects - 1]]
     trailers.clear(numbers)
     assert (trailers.verify(keys, numbers, fine) == Outcome.CORRUPT).all()
-
-
-def test_an_area_belongs_to_one_batch_until_it_is_given_back() -> None:
-    staging = StagingBuffers(region_of(attention()), 2, 3, trailers=True)
-    first, second = staging.acquire(0.0), staging.acquire(0.0)
-    assert first is not None
-    assert second is not None
-    assert not np.shares_memory(first.rows, second.rows)
-    assert staging.acquire(0.0) is None
-    first.release()
-    assert staging.acquire(0.0) is first

@@ -1,26 +1,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from shelf import Engine, Shelf, attention, draft, hashes, patient, states
 
 from kvdock.transfer.leases import PageLeases
-
-
-def test_a_page_has_one_lease_at_a_time() -> None:
-    book = PageLeases(6)
-    free, lease = book.take(np.array([1, 2]))
-    again, other = book.take(np.array([2, 3]))
-    assert free.tolist() == [True, True]
-    assert again.tolist() == [False, True]
-    assert book.leased_pages == 3
-    lease.end()
-    assert book.in_use(range(6)).tolist() == [False, False, False, True, False, False]
-    other.end()
-    assert book.leased_pages == 0
+from kvdock.transfer.result import NO_PAGE
 
 
 def test_ending_twice_does_not_end_the_lease_of_another_call() -> None:
@@ -31,12 +21,6 @@ def test_ending_twice_does_not_end_the_lease_of_another_call() -> None:
     first.end()
     assert book.in_use([0]).all()
     second.end()
-
-
-def test_a_page_that_is_named_twice_is_leased_to_its_first_place() -> None:
-    free, lease = PageLeases(4).take(np.array([3, 1, 3, 3]))
-    assert free.tolist() == [True, True, False, False]
-    assert lease.pages.tolist() == [3, 1]
 
 
 def test_who_waits_for_pages_is_woken_when_the_last_is_free() -> None:
@@ -106,3 +90,64 @@ def test_a_signal_while_a_lease_is_given_leaves_none(
     with pytest.raises(KeyboardInterrupt):
         book.take_all(np.arange(2))
     assert not book.leased_pages
+
+
+page = st.one_of(st.integers(0, 7), st.just(NO_PAGE))
+
+indices = st.one_of(
+    st.permutations(range(6)), st.lists(page, min_size=1, max_size=6).map(list)
+)
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["put", "get", "exists"]), indices),
+    min_size=1,
+    max_size=5,
+)
+
+
+def played(asked: list[tuple[str, list[int]]], staging: str, trailers: str) -> Any:
+    """Return what an engine sees of these calls."""
+    core = patient(calls={"staging": staging, "batch_pages": 5}, integrity=trailers)
+    engine = Engine([Shelf()], [attention(), draft(), states()], core)
+    seen: list[Any] = []
+    with engine.attachment as cache:
+        for verb, pages in asked:
+            names = hashes(len(pages))
+            if verb == "exists":
+                seen.append(cache.exists(names).restorable.tolist())
+                continue
+            for row, memory in enumerate(engine.memory.values()):
+                memory[:] = row + 7 if verb == "put" else 0
+            found = getattr(cache, verb)(names, engine.where(pages))
+            outcomes = {name: codes.tolist() for name, codes in found.outcomes.items()}
+            moved = [memory.tobytes() for memory in engine.memory.values()]
+            seen.append((found.pages, outcomes, dict(found.nbytes), moved))
+        assert not sum(cache.leases(name).leased_pages for name in engine.memory)
+    return seen
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    asked=steps,
+    staging=st.sampled_from(["routed", "always"]),
+    trailers=st.sampled_from(["off", "always"]),
+)
+def test_an_engine_sees_the_same_by_either_path(
+    asked: list[tuple[str, list[int]]], staging: str, trailers: str
+) -> None:
+    usual = played(asked, staging, trailers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PageLeases, "take_all", lambda *_, **__: None)
+        assert played(asked, staging, trailers) == usual
+
+
+def test_the_usual_batch_is_leased_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def general(*_: object, **__: object) -> None:
+        raise AssertionError("the general path was taken")
+
+    engine = Engine([Shelf()], [attention()], patient())
+    with engine.attachment as cache:
+        monkeypatch.setattr(PageLeases, "take", general)
+        names = hashes(4)
+        assert cache.put(names, {"kv": np.arange(4)}).pages == 4
+        assert cache.get(names, {"kv": np.arange(4)}).pages == 4

@@ -23,7 +23,7 @@ from shelf import (
 )
 from stalls import Taken, timed
 
-from kvdock.batch import Batch, BatchResult, Operation, Outcome
+from kvdock.batch import Batch, Operation, Outcome
 from kvdock.errors import KvdockError, RegionError
 from kvdock.transfer.manager import TransferManager
 from kvdock.transfer.result import NO_PAGE
@@ -31,15 +31,6 @@ from kvdock.transfer.result import NO_PAGE
 
 def engine_with(*pools: Any, **transfers: Any) -> Engine:
     return Engine([Shelf()], pools or (attention(),), patient(transfers=transfers))
-
-
-def stored(engine: Engine, count: int) -> list[str]:
-    names = hashes(count)
-    engine.fill(names, range(count))
-    assert engine.attachment.put(names, engine.where(range(count))).pages == count
-    engine.blank()
-    engine.shelf.calls.clear()
-    return names
 
 
 class Gate:
@@ -59,7 +50,8 @@ class Gate:
 def test_a_read_loads_pages_of_one_pool_and_says_which() -> None:
     engine = engine_with(attention(), states())
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 3)
+        names = engine.store(3, blank=True)
+        engine.shelf.calls.clear()
         missing = hashes(1, first=90)
         future = manager.read("kv", [*names, *missing], [4, 5, NO_PAGE, 6])
         assert future.wait(60)
@@ -69,23 +61,11 @@ def test_a_read_loads_pages_of_one_pool_and_says_which() -> None:
         assert future.seconds > 0
 
 
-def test_a_write_stores_pages_of_one_pool() -> None:
-    engine = engine_with(attention(), states())
-    with TransferManager(engine.attachment) as manager:
-        names = hashes(3)
-        engine.fill(names, range(3))
-        future = manager.write("mamba", names, range(3))
-        assert future.wait(math.inf)
-        assert not future.outcomes.any()
-        assert engine.attachment["mamba"].exists(names).all()
-        assert not engine.attachment["kv"].exists(names).any()
-
-
 def test_what_the_caller_does_with_its_arrays_afterwards_changes_nothing() -> None:
     engine = engine_with()
     gate = Gate(Operation.GET)
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 2)
+        names = engine.store(2, blank=True)
         engine.shelf.trouble = gate
         first = manager.read("kv", names[:1], [0])
         until(lambda: gate.arrived == 1)
@@ -102,7 +82,7 @@ def test_a_transfer_that_waits_for_a_worker_ends_at_its_deadline() -> None:
     engine = engine_with()
     gate = Gate(Operation.GET)
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 2)
+        names = engine.store(2, blank=True)
         engine.shelf.trouble = gate
         first = manager.read("kv", names[:1], [0])
         until(lambda: gate.arrived == 1)
@@ -128,7 +108,7 @@ def test_a_read_that_hangs_ends_in_time_and_is_done_once_its_rows_are_free(
     engine = Engine([Shelf()], (attention(),), core)
     gate = Gate(Operation.GET)
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 1)
+        names = engine.store(1, blank=True)
         engine.shelf.trouble = gate
         future = manager.read("kv", names, [3])
         timed(lambda: until(lambda: future.ended), ENDED_S)
@@ -179,7 +159,7 @@ def test_reads_do_not_wait_for_writes() -> None:
     engine = engine_with()
     gate = Gate(Operation.PUT)
     with TransferManager(engine.attachment) as manager:
-        names = stored(engine, 2)
+        names = engine.store(2, blank=True)
         engine.shelf.trouble = gate
         engine.fill(hashes(1, first=9), [9])
         slow = manager.write("kv", hashes(1, first=9), [9])
@@ -243,7 +223,7 @@ def test_a_defect_ends_a_transfer_with_errors_and_not_its_worker(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_with()
-    names = stored(engine, 2)
+    names = engine.store(2, blank=True)
     with TransferManager(engine.attachment) as manager:
         with monkeypatch.context() as patched:
             patched.setattr(type(engine.attachment["kv"]), "transfer", None)
@@ -258,7 +238,7 @@ def test_a_defect_ends_a_transfer_with_errors_and_not_its_worker(
 
 def test_a_forked_child_is_rejected_and_waits_for_no_worker() -> None:
     engine = engine_with()
-    names = stored(engine, 4)
+    names = engine.store(4, blank=True)
     with TransferManager(engine.attachment) as manager:
         assert manager.read("kv", names, range(4)).wait(60)
         child = os.fork()
@@ -298,22 +278,6 @@ def test_closing_drains_writes_and_leaves_no_thread() -> None:
     assert set(rejected.outcomes.tolist()) == {Outcome.UNAVAILABLE}
 
 
-def test_closing_over_a_hanging_store_ends_within_its_deadline() -> None:
-    before = set(threading.enumerate())
-    engine = Engine([Shelf()], (attention(),), hasty("put", "close"))
-    gate = Gate(Operation.PUT)
-    engine.shelf.trouble = gate
-    manager = TransferManager(engine.attachment)
-    engine.fill(hashes(6), range(6))
-    futures = [manager.write("kv", hashes(6), range(6)) for _ in range(3)]
-    until(lambda: gate.arrived == 1)
-    assert not timed(manager.close, ENDED_S)
-    gate.turns.release(20)
-    until(lambda: engine.shelf.released == ["kv"])
-    until(lambda: not set(threading.enumerate()) - before)
-    assert all(future.ended for future in futures)
-
-
 def test_bad_input_is_rejected_before_it_is_queued() -> None:
     engine = engine_with()
     with TransferManager(engine.attachment) as manager:
@@ -325,13 +289,3 @@ def test_bad_input_is_rejected_before_it_is_queued() -> None:
             manager.read("kv", (name for name in hashes(2)), [0, 1])  # type: ignore[arg-type]
         with pytest.raises(KvdockError, match="a deadline is a number"):
             manager.read("kv", hashes(1), [0], timeout_s=math.nan)
-
-
-def test_a_store_that_fails_is_a_miss_in_the_outcomes() -> None:
-    engine = engine_with()
-    engine.shelf.trouble = lambda batch: BatchResult.all(batch, Outcome.REFUSED)
-    with TransferManager(engine.attachment) as manager:
-        engine.fill(hashes(2), range(2))
-        future = manager.write("kv", hashes(2), range(2))
-        assert future.wait(60)
-        assert future.outcomes.tolist() == [Outcome.REFUSED] * 2

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import pytest
 from shelf import Engine, Shelf, attention, hashes, patient, states, until
 
 from kvdock.batch import Batch, BatchResult, Outcome
 from kvdock.events import PageEvent, PageHomes
+from kvdock.resilience import background
 from kvdock.transfer import page_events
 
 if TYPE_CHECKING:
@@ -45,13 +47,6 @@ def reporting(shelf: Shelf, **more: object) -> Engine:
     return Engine([shelf], (attention(head_group=1), states()), core)
 
 
-def stored(engine: Engine, count: int) -> list[str]:
-    names = hashes(count)
-    engine.fill(names, range(count))
-    assert engine.attachment.put(names, engine.where(range(count))).pages == count
-    return names
-
-
 def taken(engine: Engine, expected: int) -> list[PageEvent]:
     """Take events until there are so many."""
     found: list[PageEvent] = []
@@ -67,7 +62,7 @@ def taken(engine: Engine, expected: int) -> list[PageEvent]:
 def test_pages_that_are_stored_are_reported_once_by_pool() -> None:
     engine = reporting(Shelf())
     with engine.attachment as cache:
-        names = tuple(stored(engine, 3))
+        names = tuple(engine.store(3))
         events = cache.take_page_events()
         assert set(events) == {
             PageEvent(pool="kv", stored=True, hashes=names, backend="shelf"),
@@ -104,7 +99,7 @@ def test_what_a_backend_has_evicted_is_reported_in_the_background(
     engine = reporting(shelf)
     with engine.attachment as cache:
         assert shelf.limits == [100, 100]  # it keeps track from the start
-        names = stored(engine, 2)
+        names = engine.store(2)
         assert len(taken(engine, 2)) == 2
         assert cache.wait_idle(60)
         # One of the two objects of a page is enough to lose it.
@@ -119,7 +114,7 @@ def test_what_a_backend_has_evicted_is_reported_in_the_background(
 def test_a_corrupt_page_is_reported_as_gone() -> None:
     engine = reporting(Shelf())
     with engine.attachment as cache:
-        names = stored(engine, 2)
+        names = engine.store(2)
         cache.take_page_events()
         key = next(one for one in engine.shelf.objects if f"/{names[1]}.mamba" in one)
         engine.shelf.objects[key] = bytes(len(engine.shelf.objects[key]))
@@ -140,7 +135,7 @@ def test_taking_events_never_waits_for_a_backend(
         for _ in range(5):
             assert cache.take_page_events() == ()
         until(lambda: len(shelf.limits) == 3)
-        stored(engine, 1)
+        engine.store(1)
         assert len(cache.take_page_events()) == 2
         shelf.fails = True
         shelf.go_on.set()
@@ -152,9 +147,7 @@ def test_without_the_setting_nothing_is_kept() -> None:
     shelf = Evicting()
     engine = Engine([shelf], core=patient())
     with engine.attachment as cache:
-        names = hashes(1)
-        engine.fill(names, [0])
-        cache.put(names, engine.where([0]))
+        engine.store(1)
         assert cache.take_page_events() == ()
         assert not shelf.limits
 
@@ -212,3 +205,79 @@ def test_the_oldest_pages_are_announced_as_removed_where_there_are_too_many() ->
         (False, False, ["a"]),
         (True, False, ["c"]),
     ]
+
+
+@attrs.define(eq=False)
+class Young(Shelf):
+    """A shelf that writes down what is used."""
+
+    used: list[tuple[str, Sequence[str]]] = attrs.field(factory=list)
+    go_on: threading.Event = attrs.field(factory=threading.Event)
+    fails: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.go_on.set()
+
+    def touch(self, pool: str, keys: Sequence[str]) -> None:
+        self.used.append((pool, keys))
+        self.go_on.wait(60)
+        if self.fails:
+            raise RuntimeError("no such notion")
+
+
+def test_used_pages_are_passed_on_in_the_background_in_the_order_of_the_prefix() -> (
+    None
+):
+    shelf = Young()
+    engine = Engine([shelf], (attention(), states()))
+    with engine.attachment as cache:
+        assert cache["mamba"].touch(hashes(3))
+        assert cache.wait_idle(60)
+        assert shelf.used == [("mamba", cache["mamba"].keys(hashes(3)))]
+
+
+def test_a_backend_gets_no_more_keys_at_once_than_it_takes() -> None:
+    shelf = Young(max_batch_keys=4)
+    engine = Engine([shelf])
+    with engine.attachment as cache:
+        assert cache["kv"].touch(hashes(10))
+        assert cache.wait_idle(60)
+        assert [len(keys) for _, keys in shelf.used] == [4, 4, 2]
+
+
+def test_a_backend_without_use_in_its_order_is_not_called() -> None:
+    with Engine([Shelf()]).attachment as cache:
+        assert not cache["kv"].touch(hashes(1))
+
+
+def test_notes_that_wait_are_bounded_and_go_on_once_the_backend_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "_TOUCHED_PAGES", 8)
+    shelf = Young()
+    shelf.go_on.clear()
+    engine = Engine([shelf])
+    with engine.attachment as cache:
+        assert cache["kv"].touch(hashes(1))
+        until(lambda: len(shelf.used) == 1)
+        assert cache["kv"].touch(hashes(5))
+        assert not cache["kv"].touch(hashes(4))
+        assert cache["kv"].touch(hashes(3))
+        assert len(shelf.used) == 1
+        shelf.go_on.set()
+        until(lambda: len(shelf.used) == 3)
+        assert cache.wait_idle(60)
+        assert cache["kv"].touch(hashes(8))
+
+
+def test_a_backend_that_fails_is_logged_and_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shelf = Young(fails=True)
+    with Engine([shelf], core=patient()).attachment as cache:
+        for _ in range(2):
+            assert cache["kv"].touch(hashes(1))
+            assert cache.wait_idle(60)
+        assert len(shelf.used) == 2
+        assert "noting which pages are used: RuntimeError" in caplog.text
+        assert set(cache.breakers()["shelf"].values()) == {"closed"}

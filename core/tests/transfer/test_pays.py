@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from shelf import Engine, Shelf, hashes, patient, until
+from shelf import Engine, Shelf, patient, until
 
 from kvdock.batch import BatchResult, Operation, Outcome
 from kvdock.pays.policy import LoadLimit, limited_by
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 GET = Operation.GET
 
 
-def stored(engine: Engine, count: int) -> list[str]:
-    names = hashes(count)
-    engine.fill(names, range(count))
-    assert engine.attachment.put(names, engine.where(range(count))).pages == count
-    return names
-
-
 def throttled(delay_s: float, **core: Any) -> Engine:
     faults = FaultInjector(
         FaultSettings(kinds=(Fault.THROTTLE,), operations=(GET,), delay=delay_s)
@@ -40,7 +33,7 @@ def throttled(delay_s: float, **core: Any) -> Engine:
 def test_loads_are_measured_and_predicted() -> None:
     engine = Engine([Shelf()], core=patient())
     with engine.attachment as cache:
-        names, pool = stored(engine, 4), cache["kv"]
+        names, pool = engine.store(4), cache["kv"]
         curves: dict[tuple[str, str], LoadCurve] = {}
         assert not pool.load_seconds(names, curves).any()
         for _ in range(3):
@@ -52,18 +45,10 @@ def test_loads_are_measured_and_predicted() -> None:
         assert (np.diff(seconds) >= 0).all()
 
 
-def test_a_throttle_takes_its_time() -> None:
-    engine = throttled(0.05)
-    with engine.attachment as cache:
-        names, began_s = stored(engine, 4), time.monotonic()
-        assert cache.get(names, engine.where(range(4))).pages == 4
-        assert time.monotonic() - began_s >= 0.1  # two batches
-
-
 def test_what_is_whole_when_a_load_is_cut_is_used_and_no_breaker_opens() -> None:
     engine = throttled(0.3, breaker={"abandoned_calls": 1})
     with engine.attachment as cache:
-        names, pool = stored(engine, 8), cache["kv"]
+        names, pool = engine.store(8), cache["kv"]
         # Computing takes 0.5 s: the second batch is under way by then.
         limit = LoadLimit(np.linspace(0.5, 0.0, 9))
         with limited_by(limit):
@@ -81,7 +66,7 @@ def test_a_load_over_its_own_deadline_opens_the_breaker() -> None:
     """Guards the test above: without a limit such a call is a failure."""
     engine = throttled(0.3, breaker={"abandoned_calls": 1})
     with engine.attachment as cache:
-        names, pool = stored(engine, 2), cache["kv"]
+        names, pool = engine.store(2), cache["kv"]
         pool.get(names, np.arange(2), time.monotonic() + 0.1)
         assert pool.channel.breakers[GET].state is BreakerState.OPEN
 
@@ -99,7 +84,7 @@ def test_a_backend_that_answers_at_the_limit_has_not_failed(
 
     engine = Engine([shelf], core=patient(breaker={"failures": 1}))
     with engine.attachment as cache:
-        names, pool = stored(engine, 2), cache["kv"]
+        names, pool = engine.store(2), cache["kv"]
         shelf.trouble = late
         for limit in (LoadLimit(np.array([0.05, 0.0, 0.0])), None):
             with limited_by(limit):
@@ -114,7 +99,7 @@ def test_a_request_does_not_wait_for_a_call_past_its_limit() -> None:
     """The grace of other deadlines would come on top of what computing takes."""
     engine = throttled(5.0, deadlines={"get": "20 s", "grace": "4 s"})
     with engine.attachment as cache:
-        names, pool = stored(engine, 2), cache["kv"]
+        names, pool = engine.store(2), cache["kv"]
         limit, began_s = LoadLimit(np.linspace(0.05, 0.0, 3)), time.monotonic()
         with limited_by(limit):
             codes = pool.get(names, np.arange(2), limit.until(began_s + 20))
@@ -127,7 +112,7 @@ def test_a_request_does_not_wait_for_a_call_past_its_limit() -> None:
 def test_a_load_that_is_slower_than_computing_ends_between_batches() -> None:
     engine = throttled(0.1)
     with engine.attachment as cache:
-        names, pool = stored(engine, 8), cache["kv"]
+        names, pool = engine.store(8), cache["kv"]
         limit = LoadLimit(np.linspace(0.25, 0.0, 9), share=100.0)
         with limited_by(limit):
             until_s = limit.until(time.monotonic() + 60)

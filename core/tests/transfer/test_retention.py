@@ -18,7 +18,7 @@ from tiered import NAMES, WHERE, Tiers
 from kvdock.batch import Operation
 from kvdock.errors import KvdockError
 from kvdock.plugin.manifest import Support
-from kvdock.retention import LATEST, CallTimes, Retention, RetentionAnswer, combined
+from kvdock.retention import LATEST, Retention, RetentionAnswer, combined
 
 if TYPE_CHECKING:
     from kvdock import TransferResult
@@ -32,18 +32,6 @@ def answered(stored: TransferResult) -> list[int]:
     assert stored.retained is not None
     found: list[int] = stored.retained.tolist()
     return found
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return what sets the clock of the host ahead."""
-    real, ahead = time.time, [0.0]
-    monkeypatch.setattr("time.time", lambda: real() + ahead[0])
-
-    def skip(seconds: float) -> None:
-        ahead[0] += seconds
-
-    return skip
 
 
 @pytest.fixture
@@ -97,14 +85,6 @@ def test_the_worst_answer_of_those_that_have_a_page_counts(
     for at, pair in enumerate(zip(one, two, strict=True)):
         there = [answer for answer in pair if answer != ABSENT]
         assert found[at] == max(there, default=ABSENT)
-
-
-def test_a_page_expires_with_its_first_object() -> None:
-    times = CallTimes()
-    times.note_kept(["a", "b"], np.array([True, True, True, False]))
-    times.note_expiry(["a", "b"], np.array([0, 9, 0, 0]))
-    assert times.kept == {"a"}
-    assert times.expire_at == {"a": 9}
 
 
 def test_a_backend_without_times_expires_by_trailers(
@@ -221,7 +201,3 @@ def test_copies_in_other_tiers_expire_when_the_page_does(
         assert tiers.get() == 0
     finally:
         tiers.cache.close()
-
-
-def test_grades_of_retention_are_words_of_a_manifest() -> None:
-    assert Shelf("any").backend().manifest.retention is Support.UNDECLARED

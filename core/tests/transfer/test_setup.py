@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 import pytest
-from shelf import Shelf, ShelfPool, attention, draft
+from shelf import Heard, Shelf, ShelfPool, attention, draft
 
 from kvdock.config.core import (
     CallSettings,
@@ -158,16 +159,10 @@ def test_memory_for_pools_is_refused_where_the_host_has_none(
 def test_attaching_says_where_the_code_of_every_plugin_comes_from(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    heard: list[object] = []
-
-    class Hearer:
-        @hookimpl
-        def kvdock_observe(self, event: object) -> None:
-            heard.append(event)
-
+    heard = Heard(PluginLoaded)
     listeners = [Listener(name=name) for name in ("first", "second")]
     dock = Dock({one.name: one.backend() for one in listeners})
-    dock.add_observer("hearer", Hearer())
+    dock.add_observer("hearer", heard)
     pool = attention()
     memory = [np.zeros((PAGES, pool.page_bytes(Shard())), np.uint8)]
     regions = {pool.name: Region.of(pool, Shard(), memory, PAGES)}
@@ -179,7 +174,7 @@ def test_attaching_says_where_the_code_of_every_plugin_comes_from(
             regions,
             core=CoreSettings(observers=("hearer",)),
         ).close()
-    configs = [one for one in heard if isinstance(one, PluginLoaded)]
+    configs = heard.events
     # Also those that no pool goes to: their code runs in this process too.
     assert [(one.kind, one.name) for one in configs] == [
         ("backend", "first"),
@@ -190,5 +185,5 @@ def test_attaching_says_where_the_code_of_every_plugin_comes_from(
     assert configs[0].distribution == plugin.candidate.distribution
     assert configs[0].version == plugin.candidate.version
     assert configs[0].path == plugin.path
-    assert configs[2].path == __file__
+    assert configs[2].path == inspect.getfile(Heard)
     assert all(str(one) in caplog.messages for one in configs)

@@ -33,7 +33,7 @@ def tiers() -> Iterator[Tiers]:
         {"backend": "near", "promote": "always"},
         {"backend": "far", "write": "behind"},
     ]
-    made = Tiers((near, far), rules, core=core)
+    made = Tiers((near, far), tiers=rules, core=core)
     yield made
     made.cache.close()
 
@@ -95,13 +95,6 @@ def test_times_of_a_tenant_are_those_of_its_pages() -> None:
         assert acme.get(NAMES, PAGES).pages == 0
     finally:
         tiers.cache.close()
-
-
-def test_default_is_every_salt_that_is_not_listed(tiers: Tiers) -> None:
-    cache = tiers.cache
-    cache.for_tenant("default").put(NAMES, PAGES)
-    assert stored(tiers.shelves[0]) == [0]
-    assert cache.get(NAMES, PAGES).pages == len(NAMES)
 
 
 def test_a_tenant_that_is_not_listed_is_an_error(tiers: Tiers) -> None:

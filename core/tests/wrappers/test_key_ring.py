@@ -146,15 +146,6 @@ def test_a_master_key_is_read_from_a_file_or_a_variable(
         read_master_key(tmp_path / "none", "MY_KEY")
 
 
-def test_keys_are_listed_without_what_is_secret(path: Path) -> None:
-    add_key(path, MASTER, "acme")
-    add_key(path, MASTER, "other")
-    destroy_keys(path, "acme")
-    assert list_keys(path) == [("acme", 1, True), ("other", 2, False)]
-    with pytest.raises(KvdockError, match="cannot be read"):
-        list_keys(path.with_name("none"))
-
-
 def test_a_changed_file_keeps_its_owner_group_and_mode(path: Path) -> None:
     add_key(path, MASTER, "acme")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -204,3 +195,12 @@ def test_a_link_to_a_key_file_stays_one(path: Path, tmp_path: Path) -> None:
     assert path.is_symlink()
     assert [number for _, number, _ in list_keys(real)] == [1, 2]
     assert KeyRing(path, MASTER).sealing("acme").number == 2
+
+
+def test_keys_are_listed_without_what_is_secret(path: Path) -> None:
+    add_key(path, MASTER, "acme")
+    add_key(path, MASTER, "other")
+    destroy_keys(path, "acme")
+    assert list_keys(path) == [("acme", 1, True), ("other", 2, False)]
+    with pytest.raises(KvdockError, match="cannot be read"):
+        list_keys(path.with_name("none"))

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import attrs
-from reference import FolderShelf, Handle, ReferenceSettings, Shelf
+from reference import FolderShelf, Handle
 
 from kvdock.batch import Outcome
 from mutants.mutant import FolderMutant, MemoryMutant
@@ -169,10 +169,7 @@ class KeyBecomesAPath(FolderMutant):
     image_of = "model names reach the file system: '..' is not sanitised"
     caught_by = "test_a_hostile_key_reaches_nothing"
 
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _PathShelf(settings.root)
+    folder = _PathShelf
 
 
 class KeyInOneCase(MemoryMutant):

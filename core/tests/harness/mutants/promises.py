@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -92,18 +93,6 @@ class DeletesTheFirst(MemoryMutant):
         return super().step(handle, batch, row)
 
 
-class VanishesSoon(FolderMutant):
-    """Declares that it evicts nothing, and forgets what is a moment old."""
-
-    image_of = "a cache with a time to live that the manifest does not mention"
-    caught_by = "test_pages_stay_where_nothing_is_evicted"
-
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _ExpiringShelf(settings.root)
-
-
 @attrs.frozen(eq=False)
 class _ExpiringShelf(FolderShelf):
     """Blobs that are gone when they are too old."""
@@ -117,16 +106,13 @@ class _ExpiringShelf(FolderShelf):
         return blob
 
 
-class VisibleLate(FolderMutant):
-    """Shows a page at once to the handle that stored it, and late to others."""
+class VanishesSoon(FolderMutant):
+    """Declares that it evicts nothing, and forgets what is a moment old."""
 
-    image_of = "a listing that is cached for seconds: only the writer finds the page"
-    caught_by = "test_two_handles_find_each_others_pages"
+    image_of = "a cache with a time to live that the manifest does not mention"
+    caught_by = "test_pages_stay_where_nothing_is_evicted"
 
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _LateShelf(settings.root)
+    folder = _ExpiringShelf
 
 
 @attrs.frozen(eq=False)
@@ -145,6 +131,15 @@ class _LateShelf(FolderShelf):
     def write(self, key: str, blob: bytes) -> None:
         self.own.add(key)
         super().write(key, blob)
+
+
+class VisibleLate(FolderMutant):
+    """Shows a page at once to the handle that stored it, and late to others."""
+
+    image_of = "a listing that is cached for seconds: only the writer finds the page"
+    caught_by = "test_two_handles_find_each_others_pages"
+
+    folder = _LateShelf
 
 
 class ForgetsAtTheEnd(MemoryMutant):
@@ -385,42 +380,6 @@ class _Late(DictShelf):
     folder: Shelf = attrs.field(kw_only=True)
 
 
-class NothingAfterAFailedWrite(FolderMutant):
-    """Takes no more pages once a write has failed."""
-
-    image_of = "a store that is read-only for good after one error of its disk"
-    caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
-
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _FaultyShelf(settings.root, "data", most=1)
-
-
-class ClaimsAreKept(FolderMutant):
-    """Keeps something claimed with each write of its index that fails."""
-
-    image_of = "segments: 13 failed index writes in eviction, and nothing is stored"
-    caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
-
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _FaultyShelf(settings.root, "index", most=13)
-
-
-class GivesUpAfterARow(FolderMutant):
-    """Writes nothing any more once three writes in a row have failed."""
-
-    image_of = "segments: in a full store nothing was evicted after a disk had failed"
-    caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
-
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _FaultyShelf(settings.root, "index", most=3, in_a_row=True)
-
-
 @attrs.frozen(eq=False)
 class _FaultyShelf(FolderShelf):
     """Blobs that cannot be written once so many writes of a part have failed."""
@@ -443,28 +402,31 @@ class _FaultyShelf(FolderShelf):
             self.failed.clear()
 
 
-class TheSamePlaceAgain(FolderMutant):
-    """Takes the lowest free place for each object, also if it has just failed."""
+class NothingAfterAFailedWrite(FolderMutant):
+    """Takes no more pages once a write has failed."""
 
-    image_of = "segments: failed slots went back to the free list, sorted"
-    caught_by = "test_one_place_that_always_fails_leaves_the_others_in_use"
+    image_of = "a store that is read-only for good after one error of its disk"
+    caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
 
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _NumberedShelf(settings.root, "data")
+    folder = staticmethod(partial(_FaultyShelf, part="data", most=1))
 
 
-class TheSameRecordAgain(FolderMutant):
-    """Writes the first free record of its index, also if it has just failed."""
+class ClaimsAreKept(FolderMutant):
+    """Keeps something claimed with each write of its index that fails."""
 
-    image_of = "segments: an index that cannot be written was never left"
-    caught_by = "test_one_place_that_always_fails_leaves_the_others_in_use"
+    image_of = "segments: 13 failed index writes in eviction, and nothing is stored"
+    caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
 
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _NumberedShelf(settings.root, "index")
+    folder = staticmethod(partial(_FaultyShelf, part="index", most=13))
+
+
+class GivesUpAfterARow(FolderMutant):
+    """Writes nothing any more once three writes in a row have failed."""
+
+    image_of = "segments: in a full store nothing was evicted after a disk had failed"
+    caught_by = "test_puts_come_back_after_writes_that_failed_now_and_then"
+
+    folder = staticmethod(partial(_FaultyShelf, part="index", most=3, in_a_row=True))
 
 
 @attrs.frozen(eq=False)
@@ -479,6 +441,24 @@ class _NumberedShelf(FolderShelf):
         super().begin_write(part, str(len(self.written)) if mine else place)
         if mine:
             self.written.append(place)
+
+
+class TheSamePlaceAgain(FolderMutant):
+    """Takes the lowest free place for each object, also if it has just failed."""
+
+    image_of = "segments: failed slots went back to the free list, sorted"
+    caught_by = "test_one_place_that_always_fails_leaves_the_others_in_use"
+
+    folder = staticmethod(partial(_NumberedShelf, part="data"))
+
+
+class TheSameRecordAgain(FolderMutant):
+    """Writes the first free record of its index, also if it has just failed."""
+
+    image_of = "segments: an index that cannot be written was never left"
+    caught_by = "test_one_place_that_always_fails_leaves_the_others_in_use"
+
+    folder = staticmethod(partial(_NumberedShelf, part="index"))
 
 
 class ClearsWhileOthersWrite(MemoryMutant):
@@ -622,7 +602,4 @@ class VanishesLater(FolderMutant):
     caught_by = "test_pages_stay_where_nothing_is_evicted"
     stays_s = 5.0
 
-    def open_shelf(self, settings: ReferenceSettings) -> Shelf:
-        super().open_shelf(settings)
-        assert settings.root
-        return _ExpiringShelf(settings.root, 4.0)
+    folder = staticmethod(partial(_ExpiringShelf, most_s=4.0))
