@@ -126,8 +126,13 @@ def test_a_field_that_separates_is_named(motor: Shelf, store: Path) -> None:
 def test_two_commands_are_compared_by_what_the_first_one_printed(
     motor: Shelf, tmp_path: Path
 ) -> None:
-    code, old = compare(motor, tmp_path / "nothing")
-    assert (code, old["compared"]) == (0, {"target": None})
+    done = motor.kvdock(
+        "route", "--namespace", "--json", "--set", "plugin=file",
+        "--set", f"root={tmp_path / 'nothing'}",
+        "--", "motor", "--model=org/Model", "--dtype=fp8",
+    )  # fmt: skip
+    old = json.loads(done.stdout)
+    assert (done.returncode, old["compared"]) == (0, {"target": None})
     printed = tmp_path / "old.json"
     printed.write_text(json.dumps(old))
     code, same = compare(motor, printed)
@@ -156,6 +161,10 @@ def test_a_file_that_is_something_else_is_said(motor: Shelf, tmp_path: Path) -> 
     [
         (("--namespace",), "--namespace needs the command of an engine"),
         (("--namespace", "--", "kettle"), "no installed adapter knows"),
+        (
+            ("--namespace", "--against", "/no/such/store", "--", "motor"),
+            "there is neither a store nor a file",
+        ),
         (("--against", "x"), "--against and --set are for --namespace"),
         (("--", "motor"), "--against and --set are for --namespace"),
     ],

@@ -49,6 +49,8 @@ def compare(
         )
     settings = storage_settings(settings_of(set_))
     target = against or _directory(settings)
+    if against and "://" not in against and not Path(against).exists():
+        raise UsageProblem(f"there is neither a store nor a file at {against}")
     candidates = _candidates(target)
     read: Any = import_entry_point(adapter_of(command, engines("route.")))
     # Engines write their logs to standard output, which is for the answer.
