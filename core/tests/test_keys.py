@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdock.errors import KvdockError
+from kvdock.errors import KvdockError, NamespaceError
 from kvdock.keys import (
     adapter_hashes,
     build_keys,
@@ -241,3 +241,8 @@ def test_hashes_of_an_adapter_are_the_same_in_every_process() -> None:
     assert adapter_hashes(["00ff"], "files:1") == [
         "87059879954470f8bfa18ac0f92dc0ed0335048553d70d11b0202d545056170b"
     ]
+
+
+def test_a_namespace_without_a_model_is_refused() -> None:
+    with pytest.raises(NamespaceError, match="would mix all models"):
+        Namespace(model="")

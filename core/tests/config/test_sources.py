@@ -445,3 +445,21 @@ def test_a_variable_without_its_section_is_answered_with_the_whole_name(
         load_configuration(environ={variable: "x"})
     assert caught.value.what == f"environment variable {variable} is not a setting"
     assert caught.value.fix == f"Did you mean {right}?"
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], {}, b"1", True, "", "9" * 5000, float("inf"), float("nan"), -1]
+)
+@pytest.mark.parametrize(
+    ("group", "name", "wanted"),
+    [
+        ("deadlines", "get", "is not a duration"),
+        ("calls", "batch_bytes", "is not a size in bytes"),
+        ("calls", "max_concurrent_calls", "is not a whole number|must be at least 1"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_in_the_words_of_its_setting(
+    group: str, name: str, wanted: str, value: object
+) -> None:
+    with pytest.raises(SettingsError, match=wanted):
+        load_configuration({"core": {group: {name: value}}}, environ={})

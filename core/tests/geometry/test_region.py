@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdock.arrays import ByteArray
 from kvdock.errors import RegionError
 from kvdock.geometry.region import Block, Region, block_of
 from kvdock.pools.enums import (
@@ -327,3 +328,10 @@ def test_a_tensor_is_taken_by_its_pointer() -> None:
         block_of(FakeTensor(device="cuda"))
     with pytest.raises(RegionError, match="not contiguous"):
         block_of(FakeTensor(contiguous=False))
+
+
+@pytest.mark.parametrize("index", [-1, 5, 2**40])
+def test_an_index_outside_of_the_region_names_pool_and_index(index: int) -> None:
+    region = Region.of(pool_of(), Shard(), [Block(4096, 360)], 5)
+    with pytest.raises(RegionError, match=f"pool 'kv': page index {index} is outside"):
+        region.addresses([0, index])

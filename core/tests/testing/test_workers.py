@@ -125,3 +125,12 @@ def test_a_forked_child_has_workers_of_its_own() -> None:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     watchdog.close()
+
+
+def test_calls_that_follow_each_other_share_a_thread() -> None:
+    watchdog = Watchdog()
+    first = watchdog.run(threading.current_thread, LONG_S, "a call")
+    assert watchdog.run(threading.current_thread, LONG_S, "a call") is first
+    assert first is not threading.current_thread()
+    watchdog.close()
+    assert not first.is_alive()
