@@ -1,8 +1,8 @@
 """kvdock's simulated policies beside KVCache.AI's simulator (`kvcache-simulator`).
 
 `benchmarks/eviction_policies.py` says what a page-wise LRU and the best of all policies
-restore; kvdock's own policy is judged beside them. Here both are computed by somebody
-else's program from the same requests.
+restore; kvdock's own policy is judged beside them. Here another project's program
+computes both from the same requests.
 """
 
 from __future__ import annotations

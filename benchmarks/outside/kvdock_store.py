@@ -96,7 +96,7 @@ class Kvdock:
 
 
 class KvdockBackend:
-    """The backend's hook alone: checksums and the quota, nobody who looks at a clock.
+    """The backend's hook alone: checksums and the quota, without deadlines.
 
     Args:
         folder: An empty folder.
