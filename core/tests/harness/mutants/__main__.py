@@ -48,9 +48,13 @@ def _run(mutants: Sequence[Mutant]) -> Record:
     )
     names = [suite.class_of(mutant) for mutant in mutants]
     lost = next((name for name in names if f"::{name}::" in record.unfinished), "")
-    rest = mutants[names.index(lost) + 1 :] if lost else ()
-    # One that takes its process with it must not hide those behind it.
-    return _joined([record, _run(rest)]) if rest else record
+    if not lost or len(mutants) == 1:
+        return record
+    # One that takes its process with it must not hide those behind it, and what ended
+    # this process may be the late write of one before: so it is tried again, alone.
+    at = names.index(lost)
+    parts = [mutants[at : at + 1], mutants[at + 1 :]]
+    return _joined([record, *(_run(part) for part in parts if part)])
 
 
 def caught(mutant: Mutant, record: Record) -> str:
