@@ -206,6 +206,7 @@ def test_every_problem_is_named_with_its_key(file: Path, ask: Answer) -> None:
         ('[core]\nobservers = ["metrix"]\n', "core.observers", "no observer 'metrix'"),
         ("[backends]\nfile = 3\n", "backends.file", "is not made of settings"),
         ('[backends.disk]\nplugin = "fiel"\n', "backends.disk", "fiel"),
+        ('[tenants.a]\nquota = "1 GB"\n', "tenants.a", "names not one salt"),
         ("a = = 1\n", "", "cannot be read"),
     ],
 )
@@ -217,6 +218,18 @@ def test_what_lies_between_settings_is_judged_as_well(
     (wrong,) = found["wrong"]
     assert (code, wrong["key"]) == (1, key)
     assert what in wrong["what"]
+
+
+def test_tenants_are_right_as_documented(file: Path, ask: Answer) -> None:
+    documented = (
+        '[tenants.acme]\nsalt = "s"\nquota = "200 GiB"\nretained_share = 0.25\n'
+        '[tenants.default]\nquota = "50 GiB"\n'
+    )
+    file.write_text(documented)
+    assert ask(config.validate, config=file)[1] == 0
+    file.write_text(documented + '[tenants.bell]\nsalt = "s"\n')
+    (wrong,) = ask(config.validate, config=file)[0]["wrong"]
+    assert "'acme' and 'bell' have one salt" in wrong["what"]
 
 
 def test_the_environment_may_give_what_a_file_lacks(

@@ -84,6 +84,16 @@ def test_wrong_tenants_are_refused_without_showing_a_salt(
     assert SALT not in str(caught.value)
 
 
+def test_a_file_of_tenants_is_refused_with_the_reason() -> None:
+    given = {"acme": {"salt": SALT, "qota": "1 GiB"}}
+    with pytest.raises(SettingsError) as caught:
+        load_configuration({"tenants": given}, environ={}, origin="file f")
+    assert str(caught.value) == (
+        "core: tenants (file f): tenants.acme: unknown setting 'qota'. "
+        "Did you mean 'quota'?"
+    )
+
+
 def test_tenants_are_a_section_and_reach_the_core_unseen() -> None:
     found = load_configuration(
         {"tenants": {"acme": {"salt": SALT}}},

@@ -280,5 +280,9 @@ class CoreSettings:
         factory=Tenants,
         converter=read_tenants,
         repr=False,
-        metadata={"help": "Tenants, from the section `tenants`.", "secret": True},
+        metadata={
+            "help": "Tenants, from the section `tenants`.",
+            "secret": True,
+            "explains": True,  # no error of its reader shows a salt
+        },
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -149,13 +150,20 @@ def explain_error(
     said = []
     for name, field, reason in found:
         what, _ = _words(reason)
-        what = f": {HIDDEN} is not what it takes" if is_secret(field) else f": {what}"
+        hidden = f"{HIDDEN} is not what it takes"
+        what = f": {hidden if _hides(field, reason) else what}"
         # Some reasons begin with the name as the class has it.
-        what = what.removeprefix(f": {field.name}")
+        what = re.sub(f"^: {field.name}(?![.])", "", what)
         said.append(f"{name}{origin_suffix(origins, name)}{what}")
     _, field, reason = found[0]
-    fix = "" if is_secret(field) else _words(reason)[1]
+    fix = "" if _hides(field, reason) else _words(reason)[1]
     return SettingsError(f"{where}: {'; '.join(said)}", fix=fix)
+
+
+def _hides(field: attrs.Attribute[Any], reason: BaseException) -> bool:
+    """Return whether what is wrong with a setting may show a secret."""
+    explains = isinstance(reason, SettingsError) and field.metadata.get("explains")
+    return is_secret(field) and not explains
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -17,6 +17,7 @@ import vllm_lives
 import vllm_models
 import vllm_run
 import warm_python
+from test_why import why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,6 +190,7 @@ def test_engines_of_a_run_share_the_pages_of_a_version_and_no_others_do(
     world: World,
 ) -> None:
     a, b = world.models
+    journal = world.folder / "journal"
     before, _, cold, flushed, warm, _, back = world.live(
         "one",
         [
@@ -200,12 +202,17 @@ def test_engines_of_a_run_share_the_pages_of_a_version_and_no_others_do(
             ["transfer", a, "8", "keep"],
             ["ask"],
         ],
+        core={"observers": ["journal"]},
+        observers={"journal": {"dir": str(journal)}},
         **RUN,
     )
     assert world.right(before, 0)
     assert world.right(cold, 1)
     assert world.right(warm, 1)
     assert world.right(back, 0)
+    said = [why(journal, number)[1] for number in (CLIENTS, 3 * CLIENTS)]
+    assert "computed with the weights of the start, asked in generation 7" in said[0]
+    assert "computed with generation 7, asked in generation 8" in said[1]
     assert flushed
     assert cold[0]["cached"] == back[0]["cached"] == 0, "of the old weights nothing"
     assert warm[0]["cached"] > 64, "storage alone has them"
