@@ -187,3 +187,21 @@ def test_attaching_says_where_the_code_of_every_plugin_comes_from(
     assert configs[0].path == plugin.path
     assert configs[2].path == inspect.getfile(Heard)
     assert all(str(one) in caplog.messages for one in configs)
+
+
+def test_settings_of_other_backends_may_stand_beside_those_of_the_plan() -> None:
+    shelves = [Shelf(name=name) for name in ("first", "second")]
+    dock = Dock({one.name: one.backend() for one in shelves})
+    pool = attention()
+    plan = dock.plan([pool], Shard(), ["first"])
+    memory = [np.zeros((PAGES, pool.page_bytes(Shard())), np.uint8)]
+    regions = {pool.name: Region.of(pool, Shard(), memory, PAGES)}
+
+    def attach(name: str) -> None:
+        given = {name: {"root": "/srv/kv"}}
+        Attachment.open(dock, plan, Namespace(model="m"), regions, given).close()
+
+    attach("second")
+    with pytest.raises(AttachError, match=r"'scond', which is not installed") as why:
+        attach("scond")
+    assert "second" in why.value.fix

@@ -175,7 +175,8 @@ def attach_plan(
             before is released.
     """
     used = set(plan.backends)
-    _check(plan, regions, settings, used)
+    # A file of settings may have sections for what this plan does not use.
+    _check(plan, regions, settings, {*used, *dock.backends, *dock.installed})
     _check_observers(dock, used, core)
     _check_integrity(plan, core.integrity)
     record = namespace_record(namespace, [route.pool for route in plan.routes])
@@ -245,13 +246,13 @@ def _check(
     plan: Plan,
     regions: Mapping[str, Region],
     settings: Mapping[str, Mapping[str, object]],
-    used: set[str],
+    known: set[str],
 ) -> None:
     for name in settings:
-        if name not in used:
+        if name not in known:
             raise AttachError(
-                f"settings are given for backend {name!r}, which has no pool",
-                fix=did_you_mean(name, used),
+                f"settings are given for backend {name!r}, which is not installed",
+                fix=did_you_mean(name, known),
             )
     for route in plan.accepted:
         if route.pool.name not in regions:

@@ -1,4 +1,7 @@
-"""Storage attached to and detached from SGLang's running HTTP server."""
+"""SGLang's HTTP server behind `kvdock run`: what its clients and administrator can do.
+
+Two lives tell two stories, as starting a server costs more than all steps of one.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,15 @@ import kvdock_trace
 from kvdock.child_processes import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 pytestmark = pytest.mark.slow
 
 KEY = "of the administrator"
 STORAGE = "/hicache/storage-backend"
 RESTORED = "kvdock_restored_prefix_pages_total"
-START = """import sgl_kernel, runpy
-runpy.run_module("sglang.launch_server", run_name="__main__")"""
+KVDOCK = str(Path(sys.executable).with_name("kvdock"))
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 
 
 @attrs.frozen
@@ -152,11 +155,12 @@ class Server:
 
 
 def flags_of(folder: Path, port: int) -> dict[str, object]:
-    """Return the launch arguments of a server of a tiny model."""
+    """Return the launch arguments of a server of a tiny model, without storage."""
     tiny = tiny_models.MODELS["llama"]
+    flags = {**engine_run.ALWAYS, **tiny.engine}
+    del flags["enable_hierarchical_cache"], flags["hicache_storage_prefetch_policy"]
     return {
-        **engine_run.ALWAYS,
-        **tiny.engine,
+        **flags,
         "model_path": tiny_models.make(tiny.name, folder),
         "host": "127.0.0.1",
         "port": port,
@@ -164,6 +168,21 @@ def flags_of(folder: Path, port: int) -> dict[str, object]:
         "log_level": "warning",
         "enable_metrics": True,
     }
+
+
+def settings_of(folder: Path) -> list[str]:
+    """Spell the settings of a store as the words of `kvdock run`."""
+    settings = {
+        "plugin": "file",
+        "root": folder / "store",
+        "free_space": "1 MiB",
+        "prefetch_threshold": 16,
+    }
+    return [
+        word
+        for name, value in settings.items()
+        for word in ("--set", f"{name}={value}")
+    ]
 
 
 def words_of(flags: Mapping[str, object]) -> list[str]:
@@ -176,20 +195,13 @@ def words_of(flags: Mapping[str, object]) -> list[str]:
 
 
 @contextmanager
-def served(folder: Path, start: Sequence[str] = ()) -> Iterator[Server]:
-    """Start SGLang's server with a cache in host memory and no storage.
-
-    `start` is a command that starts it with what storage needs.
-    """
+def served(folder: Path, life: str) -> Iterator[Server]:
+    """Start SGLang's server with a store in a folder."""
     port = free_port()
-    flags = flags_of(folder, port)
-    command = [sys.executable, "-c", START]
-    if start:
-        del flags["enable_hierarchical_cache"], flags["hicache_storage_prefetch_policy"]
-        command = [*start, sys.executable, "-m", "sglang.launch_server"]
-    command += words_of(flags)
-    server = Server(port, folder / "trace")
-    log = folder / "server.log"
+    command = [KVDOCK, "run", *settings_of(folder), "--", *LAUNCH]
+    command += words_of(flags_of(folder, port))
+    server = Server(port, folder / f"{life}.trace")
+    log = folder / f"{life}.log"
     variables = {
         **os.environ,
         **environment.CPU,
@@ -230,10 +242,8 @@ def _until_it_answers(
 
 def kvdock(*words: object) -> tuple[int, dict[str, Any]]:
     """Run a command of kvdock; return its exit code and what it prints."""
-    command = [str(Path(sys.executable).with_name("kvdock")), *map(str, words)]
-    ended = subprocess.run(
-        [*command, "--json"], capture_output=True, text=True, check=False
-    )
+    command = [KVDOCK, *map(str, words), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(ended.stdout)
     return ended.returncode, found
 
@@ -273,62 +283,63 @@ def check_from_outside(
     assert found["verdict"].startswith("The prompt is one token short of a page of")
 
 
-def test_storage_is_attached_rejected_detached_and_cleared_while_the_server_runs(
-    tmp_path: Path,
-) -> None:
-    """One story, as starting a server costs more than all of its steps."""
-    prompt, root = lives.PROMPTS[0], str(tmp_path / "store")
-    with served(tmp_path) as server:
-        assert json.loads(server.ask("GET", STORAGE)[1])["hicache_storage_backend"] is (
-            None
-        )
-        server.answer(prompt)
-        warm, memory = server.answer(prompt)
-        assert memory > 0
+def attach_and_detach(server: Server, folder: Path) -> Any:
+    """Change storage while the server runs; return the answer to the first prompt."""
+    prompt, root = lives.PROMPTS[0], str(folder / "store")
+    shown = json.loads(server.ask("GET", STORAGE)[1])
+    assert shown["hicache_storage_backend"] == "dynamic", "it was started with storage"
+    assert server.ask("DELETE", STORAGE)[0] == HTTPStatus.OK
+    shown = json.loads(server.ask("GET", STORAGE)[1])
+    assert shown["hicache_storage_backend"] is None
+    server.answer(prompt)
+    warm, memory = server.answer(prompt)
+    assert memory > 0
 
-        # What cannot be attached is rejected with a reason, and nothing breaks.
-        status, why = server.attach(plugin="file", rot=root)
-        assert (status, "unknown setting 'rot'" in why) == (400, True), why
-        status, why = server.attach(plugin="fil", root=root)
-        assert (status, "no backend 'fil'" in why) == (400, True), why
+    # What cannot be attached is rejected with a reason, and nothing breaks.
+    status, why = server.attach(plugin="file", rot=root)
+    assert (status, "unknown setting 'rot'" in why) == (400, True), why
+    status, why = server.attach(plugin="fil", root=root)
+    assert (status, "no backend 'fil'" in why) == (400, True), why
 
-        status, said = server.attach(plugin="file", root=root)
-        assert status == HTTPStatus.OK, said
-        shown = json.loads(server.ask("GET", STORAGE)[1])
-        assert shown["hicache_storage_backend"] == "dynamic"
-        for other in (
-            {"plugin": "mooncake", "master": "127.0.0.1:1"},
-            {"plugin": "file", "root": root, "revision": "after an update"},
-        ):
-            status, why = server.attach(**other)
-            assert (status, "Detach first" in why) == (400, True), why
+    status, said = server.attach(plugin="file", root=root)
+    assert status == HTTPStatus.OK, said
+    shown = json.loads(server.ask("GET", STORAGE)[1])
+    assert shown["hicache_storage_backend"] == "dynamic"
+    for other in (
+        {"plugin": "mooncake", "master": "127.0.0.1:1"},
+        {"plugin": "file", "root": root, "revision": "after an update"},
+    ):
+        status, why = server.attach(**other)
+        assert (status, "Detach first" in why) == (400, True), why
 
-        # Stored by the first attachment, restored by the second.
-        server.forget()
-        assert server.answer(prompt) == (warm, 0)
-        kvdock_trace.settle(server.trace)
-        assert server.ask("DELETE", STORAGE)[0] == HTTPStatus.OK
-        server.forget()
-        assert server.answer(prompt) == (warm, 0), "the storage is still in use"
-        journal = str(tmp_path / "journal")
-        observed = {
-            "core": {"observers": ["metrics", "journal"]},
-            "observers": {"journal": {"dir": journal}},
-        }
-        status, said = server.attach(plugin="file", root=root, **observed)
-        assert status == HTTPStatus.OK, said
-        server.forget()
-        assert server.answer(prompt) == (warm, memory)
-        rows = server.ask("GET", "/metrics")[1].splitlines()
-        (shown,) = [row for row in rows if row.startswith(RESTORED)]
-        assert float(shown.split()[-1]) > 0
+    # Stored by the first attachment, restored by the second.
+    server.forget()
+    assert server.answer(prompt) == (warm, 0)
+    kvdock_trace.settle(server.trace)
+    assert server.ask("DELETE", STORAGE)[0] == HTTPStatus.OK
+    server.forget()
+    assert server.answer(prompt) == (warm, 0), "the storage is still in use"
+    journal = str(folder / "journal")
+    observed = {
+        "core": {"observers": ["metrics", "journal"]},
+        "observers": {"journal": {"dir": journal}},
+    }
+    status, said = server.attach(plugin="file", root=root, **observed)
+    assert status == HTTPStatus.OK, said
+    server.forget()
+    assert server.answer(prompt) == (warm, memory)
+    rows = server.ask("GET", "/metrics")[1].splitlines()
+    (row,) = [row for row in rows if row.startswith(RESTORED)]
+    assert float(row.split()[-1]) > 0
 
-        check_from_outside(server, prompt, memory, tmp_path)
+    check_from_outside(server, prompt, memory, folder)
 
-        kvdock_trace.settle(server.trace)
-        assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK
-        server.forget()
-        assert server.answer(prompt) == (warm, 0)
+    kvdock_trace.settle(server.trace)
+    assert server.ask("POST", f"{STORAGE}/clear")[0] == HTTPStatus.OK
+    server.forget()
+    assert server.answer(prompt) == (warm, 0)
+    kvdock_trace.settle(server.trace)
+    return warm, memory
 
 
 def unlike_others(number: int, length: int) -> list[int]:
@@ -341,7 +352,7 @@ def said_in(answer: list[tuple[int, float]]) -> list[int]:
     return [token for token, _ in answer]
 
 
-def test_hints_of_http_clients_are_followed(tmp_path: Path) -> None:
+def follow_hints(server: Server, folder: Path) -> None:
     """What is retained survives its neighbours, and what has expired is computed."""
     retained, neighbour, other, whole, brief = (
         unlike_others(number, 129) for number in range(4, 9)
@@ -349,49 +360,79 @@ def test_hints_of_http_clients_are_followed(tmp_path: Path) -> None:
     flood = [unlike_others(number, 200) for number in range(30, 80)]
     storage = {
         "plugin": "file",
-        "root": str(tmp_path / "store"),
+        "root": str(folder / "hinted"),
         "quota": "2 MiB",
         "segment_bytes": "64 KiB",
         "free_space": "1 MiB",
         "core": {"observers": ["metrics"]},
     }
     pages = {"name": "hint_pages_total", "answer": "accepted"}
-    with served(tmp_path) as server:
-        status, said = server.attach(**storage)
-        assert status == HTTPStatus.OK, said
-        # One is promised when it is stored, the other one afterwards.
-        first, _ = server.answer(retained, **server.hint("retain", keep_s=3600))
-        server.answer(neighbour)
-        server.answer(other)
-        kvdock_trace.settle(server.trace)
-        server.answer(other, **server.hint("retain", keep_s=3600))
-        stored = server.soon(8, action="stored", **pages)
-        assert stored >= 8
-        assert server.soon(8, action="kvdock.retain", **pages) >= 8
-        server.forget()
-        assert server.answer(neighbour)[1] == 128
-        for prompt in flood:
-            server.answer(prompt)
-        kvdock_trace.settle(server.trace)
-        server.forget()
-        assert server.answer(neighbour)[1] == 0
-        assert server.answer(other)[1] == 128
-        again, cached = server.answer(retained)
-        assert (said_in(again), cached) == (said_in(first), 128)
-        # From now on a page is gone when its time is over.
-        server.answer(whole)
-        server.answer(brief, **server.hint("expire", after_s=3))
-        over = time.monotonic() + 3
-        assert server.soon(stored + 8, action="stored", **pages) >= stored + 8
-        kvdock_trace.settle(server.trace)
-        # The head of the other one stays, for prompts that share it.
-        server.answer(whole, **server.hint("forget", from_token=64))
-        assert server.soon(4, action="kvdock.forget", **pages) >= 4
-        while time.monotonic() < over:
-            time.sleep(0.05)
-        server.forget()
-        assert server.answer(brief)[1] == 0
-        assert server.answer([*whole[:64], 9])[1] == 64
-        again, _ = server.answer(retained, **server.hint("retain"))
-        assert said_in(again) == said_in(first)
-        assert server.soon(1, "hints_total", outcome="malformed") == 1
+    assert server.ask("DELETE", STORAGE)[0] == HTTPStatus.OK
+    status, said = server.attach(**storage)
+    assert status == HTTPStatus.OK, said
+    # One is promised when it is stored, the other one afterwards.
+    first, _ = server.answer(retained, **server.hint("retain", keep_s=3600))
+    server.answer(neighbour)
+    server.answer(other)
+    kvdock_trace.settle(server.trace)
+    server.answer(other, **server.hint("retain", keep_s=3600))
+    stored = server.soon(8, action="stored", **pages)
+    assert stored >= 8
+    assert server.soon(8, action="kvdock.retain", **pages) >= 8
+    server.forget()
+    assert server.answer(neighbour)[1] == 128
+    for prompt in flood:
+        server.answer(prompt)
+    kvdock_trace.settle(server.trace)
+    server.forget()
+    assert server.answer(neighbour)[1] == 0
+    assert server.answer(other)[1] == 128
+    again, cached = server.answer(retained)
+    assert (said_in(again), cached) == (said_in(first), 128)
+    # From now on a page is gone when its time is over.
+    server.answer(whole)
+    server.answer(brief, **server.hint("expire", after_s=3))
+    over = time.monotonic() + 3
+    assert server.soon(stored + 8, action="stored", **pages) >= stored + 8
+    kvdock_trace.settle(server.trace)
+    # The head of the other one stays, for prompts that share it.
+    server.answer(whole, **server.hint("forget", from_token=64))
+    assert server.soon(4, action="kvdock.forget", **pages) >= 4
+    while time.monotonic() < over:
+        time.sleep(0.05)
+    server.forget()
+    assert server.answer(brief)[1] == 0
+    assert server.answer([*whole[:64], 9])[1] == 64
+    again, _ = server.answer(retained, **server.hint("retain"))
+    assert said_in(again) == said_in(first)
+    assert server.soon(1, "hints_total", outcome="malformed") == 1
+
+
+def separating(folder: Path, **changes: object) -> list[str]:
+    """Return the fields that separate a new command from what is stored."""
+    command = [KVDOCK, "route", "--namespace", "--json", *settings_of(folder), "--"]
+    done = subprocess.run(
+        [*command, *LAUNCH, *words_of(flags_of(folder, 1) | changes)],
+        env={**os.environ, **environment.CPU},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    nearest = json.loads(done.stdout)["compared"]["target"]
+    assert done.returncode == bool(nearest["differences"])
+    return [difference["field"] for difference in nearest["differences"]]
+
+
+def test_servers_behind_one_word(tmp_path: Path) -> None:
+    with served(tmp_path, "first") as server:
+        found = attach_and_detach(server, tmp_path)
+    said = (tmp_path / "first.log").read_text()
+    assert "kvdock adds to the command:\n--enable-hierarchical-cache\n" in said
+    with served(tmp_path, "second") as server:
+        assert server.answer(lives.PROMPTS[0]) == found, "restored after a restart"
+        follow_hints(server, tmp_path)
+    # A rollout is tried before it.
+    assert separating(tmp_path, served_model_name="other") == []
+    assert separating(tmp_path, kv_cache_dtype="bf16", context_length=512) == [
+        "page_format.arguments.context_tokens",
+        "page_format.arguments.kv_cache_dtype",
+    ]

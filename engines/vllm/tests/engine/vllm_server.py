@@ -138,7 +138,6 @@ def serving(
         },
         **(connector or {}),
     }
-    own = ["--shutdown-timeout", "60", "--kv-transfer-config", json.dumps(transfer)]
     command = [
         *start,
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
@@ -147,7 +146,8 @@ def serving(
         *("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32"),
         *("--max-num-seqs", "4", "--enforce-eager", "--seed", "0"),
         # Without a time vLLM kills its engine at once, and its shared memory stays.
-        *(() if start else own),
+        *("--shutdown-timeout", "60"),
+        *(() if start else ("--kv-transfer-config", json.dumps(transfer))),
         "--enable-prompt-tokens-details",
         *more,
     ]
