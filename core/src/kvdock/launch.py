@@ -10,11 +10,14 @@ An adapter offers two functions as entry points of `kvdock.commands`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+
+from kvdock.errors import KvdockError
 
 if TYPE_CHECKING:
     from kvdock.namespace import Record
@@ -32,6 +35,29 @@ def split_command(command: Sequence[str]) -> tuple[str, list[str]]:
         place = words.index("-m") + 1
         return words[place].partition(".")[0], words[place + 1 :]
     return Path(words[0]).name, words[1:]
+
+
+@contextmanager
+def parsing_by(engine: str) -> Iterator[None]:
+    """Let an engine read its own command.
+
+    Raises:
+        KvdockError: If it rejects the command.
+    """
+    try:
+        yield
+    except KvdockError:
+        raise
+    except SystemExit as error:
+        raise KvdockError(
+            f"{engine} cannot read the command; what it said stands above",
+            fix="Correct the command.",
+        ) from error
+    except Exception as error:
+        raise KvdockError(
+            f"{engine} rejects the command: {type(error).__name__}: {error}",
+            fix="Run this where the engine would run: in its image, on such a host.",
+        ) from error
 
 
 @attrs.frozen(kw_only=True)

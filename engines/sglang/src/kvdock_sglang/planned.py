@@ -9,8 +9,7 @@ from typing import Any
 import attrs
 
 from kvdock import Namespace, Shard
-from kvdock.errors import KvdockError
-from kvdock.launch import NamespacePlan, split_command
+from kvdock.launch import NamespacePlan, parsing_by, split_command
 from kvdock.namespace import namespace_record
 from kvdock_sglang.launch import launch
 from kvdock_sglang.launch_flags import EXTRA, configuration
@@ -92,18 +91,8 @@ def _publish(words: Sequence[str]) -> dict[str, Any]:
 
     load_plugins()
     _, rest = split_command(words)
-    try:
+    with parsing_by("SGLang"):
         given = prepare_server_args(rest[rest[:1] == ["serve"] :])
         given.resolve_once()
         publish(given, role="scheduler")
         return dict(given.resolved_dict())
-    except SystemExit as error:
-        raise KvdockError(
-            "SGLang cannot read the command; what it said stands above",
-            fix="Correct the command.",
-        ) from error
-    except Exception as error:
-        raise KvdockError(
-            f"SGLang rejects the command: {type(error).__name__}: {error}",
-            fix="Run this where the engine would run: in its image, on such a host.",
-        ) from error

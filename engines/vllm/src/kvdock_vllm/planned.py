@@ -8,8 +8,7 @@ from typing import Any
 
 import attrs
 
-from kvdock.errors import KvdockError
-from kvdock.launch import NamespacePlan, split_command
+from kvdock.launch import NamespacePlan, parsing_by, split_command
 from kvdock.namespace import namespace_record
 from kvdock_vllm.exemptions import REPORTED
 from kvdock_vllm.identity import describe
@@ -91,21 +90,9 @@ def _configuration(words: Sequence[str]) -> Any:  # noqa: ANN401 - vLLM's VllmCo
     for command in cmd_init():
         command.subparser_init(parser.add_subparsers(dest="subparser"))
     _, rest = split_command(words)
-    try:
+    with parsing_by("vLLM"):
         # A module of the server has no such word.
         given = parser.parse_args(["serve", *rest[rest[:1] == ["serve"] :]])
         given.model = given.model_tag or given.model
         made = AsyncEngineArgs.from_cli_args(given)
         return made.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    except SystemExit as error:
-        raise KvdockError(
-            "vLLM cannot read the command; what it said stands above",
-            fix="Correct the command.",
-        ) from error
-    except KvdockError:
-        raise
-    except Exception as error:
-        raise KvdockError(
-            f"vLLM rejects the command: {type(error).__name__}: {error}",
-            fix="Run this where the engine would run: in its image, on such a host.",
-        ) from error
