@@ -163,4 +163,6 @@ def request_runner(tmp_path: Path) -> Iterator[Any]:
     Connector.folder = tmp_path
     yield theirs().RequestRunner
     while Connector.made:
-        Connector.made.pop().shutdown()
+        one = Connector.made.pop()
+        one.shutdown()
+        assert one._memory is not None, "a decision about loads has failed"
