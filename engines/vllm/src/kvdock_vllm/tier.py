@@ -107,6 +107,13 @@ class _Lookups(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not install
         """Return which pages are stored."""
         return self._tier.stored(keys, req_context)
 
+    def mark_stored(self, keys: Iterable[OffloadKey]) -> None:
+        """Let requests find pages that they have missed: they are stored now."""
+        for key in keys:
+            state = self._lookup_state.get(key)
+            if state is not None and state.result is False:
+                state.result = True
+
     def forget(self) -> None:
         """Let no answer count that was asked for before."""
         self._lookup_state.clear()
@@ -418,23 +425,23 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def _result(self, job: _Job) -> JobResult:
         moved = job.ended()
         whole = bool(moved.all())
-        good = None
-        if not whole:
-            good = [key for key, ok in zip(job.keys, moved.tolist(), strict=True) if ok]
-            if job.promotion:
-                # Until vLLM stores it again, a key that failed must not be a hit:
-                # vLLM would try it without end.
-                lost = set(job.keys).difference(good)
-                if job.request in self._limits:
-                    late = np.flatnonzero(job.ended(Outcome.TIMEOUT)).tolist()
-                    cut = self._cut.setdefault(job.request, set())
-                    cut.update(job.keys[at] for at in late)
-                    lost -= cut
-                self._lookups.mark_miss(lost)
+        good = [key for key, ok in zip(job.keys, moved.tolist(), strict=True) if ok]
+        if not job.promotion:
+            self._lookups.mark_stored(good)
+        elif not whole:
+            # Until vLLM stores it again, a key that failed must not be a hit:
+            # vLLM would try it without end.
+            lost = set(job.keys).difference(good)
+            if job.request in self._limits:
+                late = np.flatnonzero(job.ended(Outcome.TIMEOUT)).tolist()
+                cut = self._cut.setdefault(job.request, set())
+                cut.update(job.keys[at] for at in late)
+                lost -= cut
+            self._lookups.mark_miss(lost)
         return JobResult(
             job_id=job.number,
             success=whole,
-            successful_keys=good or None,
+            successful_keys=None if whole else good or None,
             transfer_time=max((one.seconds for _, one in job.transfers), default=0.0),
             transfer_bytes=int(moved.sum()) * self.block_size_bytes,
         )

@@ -161,6 +161,13 @@ def test_an_answer_that_comes_after_its_lookup_was_forgotten_does_not_count(
     assert rig.lookup(keys) == ["MISS"]
 
 
+def test_a_request_finds_a_page_that_was_stored_since_it_missed_it(rig: Rig) -> None:
+    keys = rig.keys()
+    assert rig.lookup(keys) == ["MISS"] * 4
+    rig.store(keys[:3], [0, 1, 2])
+    assert rig.lookup(keys) == ["HIT"] * 3 + ["MISS"]
+
+
 def test_pages_of_one_adapter_are_not_those_of_another(
     rig: Rig, tmp_path: Path
 ) -> None:
