@@ -1,0 +1,72 @@
+"""Benchmarks that others wrote, as clients of real servers on the CPU.
+
+Usage: serving.py [--trace FILE] [--agent-sim PYTHON] [--only ENGINE] [--save]
+
+`make bench-serving` runs it with any Python. Two parts, each in the environment of its
+engine, which is built if it is not there (3.4 GB each), one server at a time:
+
+- sglang: `sglang.bench_serving`, Mooncake's workload, against SGLang without storage,
+  with its own files and with kvdock, before and after a restart (`serving_sglang.py`);
+- vllm: vLLM's benchmark of conversations, from its source archive, and agent-sim of
+  cache-pressure, against vLLM with host memory alone, with its own file tier and with
+  kvdock (`serving_vllm.py`).
+
+agent-sim runs where PYTHON, or the Python that runs this, is 3.12 or newer: its
+releases say 3.9, and older ones do not read their syntax. The last line is one JSON
+object; with --save the figures are kept in benchmarks/results/serving.json, of which
+docs/fill_benchmarks.py makes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULT = HERE.parent / "results" / "serving.json"
+sys.path[:0] = [str(ROOT / "engines" / name / "tests") for name in ("sglang", "vllm")]
+# At the end: scripts of that folder have the names of libraries.
+sys.path.append(str(HERE.parent))
+
+import environment as sglang_environment  # noqa: E402 - found by the path above
+import vllm_environment  # noqa: E402 - same
+from machine import describe  # noqa: E402 - same
+
+ENGINES = {"sglang": sglang_environment, "vllm": vllm_environment}
+NEW_ENOUGH = (3, 12)
+
+
+def main() -> None:
+    """Run the parts one after the other, and keep what they print last."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trace", type=Path, help="JSON lines with hash_ids")
+    new = sys.executable if sys.version_info >= NEW_ENOUGH else ""
+    parser.add_argument("--agent-sim", default=new, help="a Python of 3.12 or newer")
+    parser.add_argument("--only", choices=ENGINES, help="one engine's part")
+    parser.add_argument("--save", action="store_true", help="keep them for the page")
+    given = parser.parse_args()
+    whole = {"machine": describe(ROOT), "figures": {}}
+    words = {"sglang": given.trace or "", "vllm": given.agent_sim}
+    for name in [given.only] if given.only else ENGINES:
+        python = ENGINES[name].build()
+        script = [str(python), str(HERE / f"serving_{name}.py"), str(words[name])]
+        done = subprocess.run(
+            script,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**os.environ, **ENGINES[name].CPU},
+        )
+        whole["figures"] |= json.loads(done.stdout.splitlines()[-1])
+    if given.save:
+        RESULT.write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(whole))
+
+
+if __name__ == "__main__":
+    main()
