@@ -121,7 +121,10 @@ def serving_block() -> str:
     """Return what clients of others measured of servers, store by store."""
     found = json.loads((RESULTS / "serving.json").read_text())
     machine = found["machine"]
-    parts = [f"M{_where(machine)[1:]}.\n{_busy(machine)}"]
+    text = f"M{_where(machine)[1:]}.\n{_busy(machine)}"
+    if found["quick"]:
+        text += "**A quick run: a third of the requests.**\n"
+    parts = [text]
     for name, title in SERVING.items():
         stores = found["figures"].get(name)
         if not stores:

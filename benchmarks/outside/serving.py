@@ -1,6 +1,7 @@
 """Benchmarks that others wrote, as clients of real servers on the CPU.
 
-Usage: serving.py [--trace FILE] [--agent-sim PYTHON] [--only ENGINE] [--save]
+Usage: serving.py [--trace FILE] [--agent-sim PYTHON] [--only ENGINE]
+                  [--quick] [--save]
 
 `make bench-serving` runs it with any Python. Two parts, each in the environment of its
 engine, which is built if it is not there (3.4 GB each), one server at a time:
@@ -37,7 +38,7 @@ import environment as sglang_environment  # noqa: E402 - found by the path above
 import vllm_environment  # noqa: E402 - same
 from machine import describe  # noqa: E402 - same
 
-ENGINES = {"sglang": sglang_environment, "vllm": vllm_environment}
+ENGINES = {"vllm": vllm_environment, "sglang": sglang_environment}
 NEW_ENOUGH = (3, 12)
 
 
@@ -48,13 +49,15 @@ def main() -> None:
     new = sys.executable if sys.version_info >= NEW_ENOUGH else ""
     parser.add_argument("--agent-sim", default=new, help="a Python of 3.12 or newer")
     parser.add_argument("--only", choices=ENGINES, help="one engine's part")
+    parser.add_argument("--quick", action="store_true", help="a third of the requests")
     parser.add_argument("--save", action="store_true", help="keep them for the page")
     given = parser.parse_args()
-    whole = {"machine": describe(ROOT), "figures": {}}
+    whole = {"machine": describe(ROOT), "quick": given.quick, "figures": {}}
     words = {"sglang": given.trace or "", "vllm": given.agent_sim}
     for name in [given.only] if given.only else ENGINES:
         python = ENGINES[name].build()
         script = [str(python), str(HERE / f"serving_{name}.py"), str(words[name])]
+        script += ["--quick"] if given.quick else []
         done = subprocess.run(
             script,
             stdout=subprocess.PIPE,

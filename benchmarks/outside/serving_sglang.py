@@ -1,11 +1,11 @@
 """`sglang.bench_serving` against SGLang's server: before a restart, and after it.
 
-    python serving_sglang.py [TRACE]
+    python serving_sglang.py TRACE [--quick]
 
-A part of `serving.py`, in SGLang's environment. A trace, or generated conversations, as
-Mooncake's dataset has them. After the restart every prompt is new to the server: what
-it does not compute comes from storage, or from a prompt before it. The last line is
-the figures.
+A part of `serving.py`, in SGLang's environment. The trace, or generated conversations
+where it is "", as Mooncake's dataset has them. After the restart every prompt is new to
+the server: what it does not compute comes from storage, or from a prompt before it. The
+last line is the figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from kvdock.child_processes import free_port  # noqa: E402 - same
 from kvdock_cli.simulation.traces import read_trace  # noqa: E402 - same
 from kvdock_sglang.launch_flags import LOADER_KEYS  # noqa: E402 - same
 
-REQUESTS, MOST_BLOCKS, NEW_TOKENS, CLIENTS = 12, 10, 8, 2
+REQUESTS = 4 if "--quick" in sys.argv else 12
+MOST_BLOCKS, NEW_TOKENS, CLIENTS = 10, 8, 2
 LIVES = ("before", "after")
 START = """import sgl_kernel, runpy
 runpy.run_module("sglang.launch_server", run_name="__main__")"""
