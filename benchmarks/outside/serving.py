@@ -30,7 +30,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULT = HERE.parent / "results" / "serving.json"
-sys.path[:0] = [str(ROOT / "engines" / name / "tests") for name in ("sglang", "vllm")]
+for tests in (ROOT / "engines" / name / "tests" for name in ("sglang", "vllm")):
+    sys.path[:0] = [str(tests), str(tests / "engine")]
+sys.path.insert(0, str(ROOT / "tests" / "harness"))
 # At the end: scripts of that folder have the names of libraries.
 sys.path.append(str(HERE.parent))
 
@@ -40,6 +42,25 @@ from machine import describe  # noqa: E402 - same
 
 ENGINES = {"vllm": vllm_environment, "sglang": sglang_environment}
 NEW_ENOUGH = (3, 12)
+VISIBLE = slice(4, 98)
+"""Tokens of the model that are characters which can be seen."""
+
+
+def write_model(folder: Path) -> Path:
+    """Write a model whose every token is text, for clients that wait for text.
+
+    Called by the parts, in an engine's environment.
+    """
+    import vllm_models  # noqa: PLC0415 - in an engine's environment
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - same
+
+    model = Path(vllm_models.make(vllm_models.MIDDLING, folder))
+    weights = load_file(model / "model.safetensors")
+    head = weights["lm_head.weight"]
+    kept = head[VISIBLE].clone()
+    head.zero_()[VISIBLE] = kept
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return model
 
 
 def main() -> None:

@@ -23,19 +23,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-# The model of vLLM's tests has a tokenizer.
-for name in ("vllm", "sglang"):
-    sys.path.insert(0, str(ROOT / "engines" / name / "tests" / "engine"))
-sys.path.append(str(ROOT / "benchmarks"))
+from serving import ROOT, write_model  # and the paths of what follows
 
-import engine_run  # noqa: E402 - found by the path above
-import vllm_models  # noqa: E402 - same
-from eviction_loads import conversations  # noqa: E402 - same
+import engine_run  # isort: skip
+from eviction_loads import conversations  # isort: skip
 
-from kvdock.child_processes import free_port  # noqa: E402 - same
-from kvdock_cli.simulation.traces import read_trace  # noqa: E402 - same
-from kvdock_sglang.launch_flags import LOADER_KEYS  # noqa: E402 - same
+from kvdock.child_processes import free_port
+from kvdock_cli.simulation.traces import read_trace
+from kvdock_sglang.launch_flags import LOADER_KEYS
 
 REQUESTS = 4 if "--quick" in sys.argv else 12
 MOST_BLOCKS, NEW_TOKENS, CLIENTS = 10, 8, 2
@@ -136,7 +131,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=ROOT / ".venv-sglang") as name:
         top, trace = Path(name), Path(name) / "trace"
         write_trace(sys.argv[1], trace)
-        model = vllm_models.make(vllm_models.MIDDLING, top)
+        model = write_model(top)
         (pages := top / "pages").mkdir(mode=0o700)
         own, ours = pages / "files", pages / "kvdock"
         stores: dict[str, dict[str, object]] = {

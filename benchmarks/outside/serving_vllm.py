@@ -17,18 +17,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-TESTS = ROOT / "engines" / "vllm" / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "engine"), str(ROOT / "tests" / "harness")]
-sys.path.append(str(ROOT / "benchmarks"))
+import numpy as np
+from serving import write_model  # and the paths of what follows
 
-import attrs  # noqa: E402 - found by the path above
-import numpy as np  # noqa: E402 - same
-import test_outside  # noqa: E402 - same
-import vllm_environment  # noqa: E402 - same
-import vllm_models  # noqa: E402 - same
-from vllm_process import connector  # noqa: E402 - same
-from vllm_server import Server, serving  # noqa: E402 - same
+import attrs  # isort: skip
+import test_outside  # isort: skip
+import vllm_environment  # isort: skip
+import vllm_models  # isort: skip
+from vllm_process import connector  # isort: skip
+from vllm_server import Server, serving  # isort: skip
 
 CACHE_PRESSURE = "cache-pressure==0.6.3"
 STORES = {"host": "host memory alone", "fs": "vLLM's fs tier", "kvdock": "kvdock"}
@@ -131,7 +128,7 @@ def main() -> None:
             subprocess.run([python, "-m", "venv", agents.parent], check=True)
             pip = [str(agents / "python"), "-m", "pip", "install", "--quiet"]
             subprocess.run([*pip, CACHE_PRESSURE], check=True, stdout=sys.stderr)
-        model = vllm_models.make(vllm_models.MIDDLING, top)
+        model = write_model(top)
         (top / "template").write_text(TEMPLATE)
         more = ["--chat-template", str(top / "template"), "--max-model-len", "4096"]
         more += ["--num-gpu-blocks-override", str(CLIENTS * LONGEST // 32)]
