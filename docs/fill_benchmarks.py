@@ -123,7 +123,7 @@ def serving_block() -> str:
     machine = found["machine"]
     text = f"M{_where(machine)[1:]}.\n{_busy(machine)}"
     if found["quick"]:
-        text += "**A quick run: a third of the requests.**\n"
+        text += "**A quick run: half of the requests.**\n"
     parts = [text]
     for name, title in SERVING.items():
         stores = found["figures"].get(name)

@@ -70,7 +70,7 @@ def main() -> None:
     new = sys.executable if sys.version_info >= NEW_ENOUGH else ""
     parser.add_argument("--agent-sim", default=new, help="a Python of 3.12 or newer")
     parser.add_argument("--only", choices=ENGINES, help="one engine's part")
-    parser.add_argument("--quick", action="store_true", help="a third of the requests")
+    parser.add_argument("--quick", action="store_true", help="half of the requests")
     parser.add_argument("--save", action="store_true", help="keep them for the page")
     given = parser.parse_args()
     whole = {"machine": describe(ROOT), "quick": given.quick, "figures": {}}

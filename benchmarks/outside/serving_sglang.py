@@ -32,7 +32,7 @@ from kvdock.child_processes import free_port
 from kvdock_cli.simulation.traces import read_trace
 from kvdock_sglang.launch_flags import LOADER_KEYS
 
-REQUESTS = 4 if "--quick" in sys.argv else 12
+REQUESTS = 4 if "--quick" in sys.argv else 8
 MOST_BLOCKS, NEW_TOKENS, CLIENTS = 10, 8, 2
 LIVES = ("before", "after")
 START = """import sgl_kernel, runpy

@@ -29,7 +29,7 @@ from vllm_server import Server, serving  # isort: skip
 
 CACHE_PRESSURE = "cache-pressure==0.6.3"
 STORES = {"host": "host memory alone", "fs": "vLLM's fs tier", "kvdock": "kvdock"}
-CONVERSATIONS = 6 if "--quick" in sys.argv else 16
+CONVERSATIONS = 6 if "--quick" in sys.argv else 10
 TURNS, CLIENTS = 4, 2
 COMMON, FIRST, SAID, ANSWERED = 256, 1000, 150, 16
 LONGEST = 2400
