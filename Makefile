@@ -184,6 +184,9 @@ bench-sglang: ## Measure SGLang with kvdock against SGLang with its own file sto
 bench-outside: ## Measure kvdock by stores, interfaces and a simulator of others, in an environment of its own.
 	@$$($(PYTHON) benchmarks/outside/outside_environment.py) benchmarks/outside/run_all.py $(ARGS)
 
+bench-serving: ## Let SGLang's, vLLM's and cache-pressure's benchmarks ask servers with kvdock and without.
+	@$(PYTHON) benchmarks/outside/serving.py $(ARGS)
+
 bench-pays: $(STAMP) ## Time to the first token over a grid of stores: loading, computing, kvdock.
 	@$(BIN)/python benchmarks/pays.py $(ARGS)
 

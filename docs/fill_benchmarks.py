@@ -29,6 +29,11 @@ STORES = {
     "rocksdb": "RocksDB",
     "kvdock_backend": "kvdock's backend alone",
 }
+SERVING = {
+    "bench_serving": "SGLang: `sglang.bench_serving`, before and after a restart",
+    "multi_turn": "vLLM: its benchmark of conversations",
+    "agent_sim": "vLLM: cache-pressure's agent-sim",
+}
 OPERATIONS = {
     "put_new": "Storing pages that are new",
     "get_known": "Loading pages that are stored",
@@ -75,9 +80,7 @@ def outside_block() -> str:
     """Return what was measured beside the stores and interfaces of others."""
     found = json.loads((RESULTS / "outside.json").read_text())
     machine, figures = found["machine"], found["figures"]
-    text = f"M{_where(machine)[1:]}; {found['turns']} turns.\n"
-    if machine["load_average"] > BUSY:
-        text += "**The machine was busy: these figures are provisional.**\n"
+    text = f"M{_where(machine)[1:]}; {found['turns']} turns.\n{_busy(machine)}"
     if found["quick"]:
         text += "**A quick run: pages of 64K alone, an eighth of the bytes.**\n"
     parts = [text]
@@ -111,6 +114,28 @@ def outside_block() -> str:
     ]
     head = ("policy", "room", "kvdock's benchmark", "kvcache-simulator")
     parts += ["### Hit rates by another's simulator\n", table(head, rows)]
+    return "\n".join(parts)
+
+
+def serving_block() -> str:
+    """Return what clients of others measured of servers, store by store."""
+    found = json.loads((RESULTS / "serving.json").read_text())
+    machine = found["machine"]
+    text = f"M{_where(machine)[1:]}.\n{_busy(machine)}"
+    if found["quick"]:
+        text += "**A quick run: half of the requests.**\n"
+    parts = [text]
+    for name, title in SERVING.items():
+        stores = found["figures"].get(name)
+        if not stores:
+            parts.append(f"### {title}\n\nNot run this time.\n")
+            continue
+        head = [one.replace("_", " ") for one in next(iter(stores.values()))]
+        rows = [
+            (store, *(f"{value:g}" for value in figures.values()))
+            for store, figures in stores.items()
+        ]
+        parts.append(f"### {title}\n\n{table(('', *head), rows)}")
     return "\n".join(parts)
 
 
@@ -155,6 +180,12 @@ def _flat(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, fl
             yield name, value
 
 
+def _busy(machine: Mapping[str, Any]) -> str:
+    if machine["load_average"] <= BUSY:
+        return ""
+    return "**The machine was busy: these figures are provisional.**\n"
+
+
 def _where(machine: Mapping[str, Any]) -> str:
     if "summary" in machine:
         return f"measured on {machine['date']}: {machine['summary']}"
@@ -170,5 +201,6 @@ def _where(machine: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     text = between(PAGE.read_text(), "outside", outside_block())
+    text = between(text, "serving", serving_block())
     text = between(text, "benchmarks", block())
     write_or_compare({PAGE: text}, sys.argv[1:])
