@@ -425,7 +425,9 @@ class KvdockTier(SecondaryTierManager):  # type: ignore[misc]  # same
     def _result(self, job: _Job) -> JobResult:
         moved = job.ended()
         whole = bool(moved.all())
-        good = [key for key, ok in zip(job.keys, moved.tolist(), strict=True) if ok]
+        good = job.keys
+        if not whole:
+            good = [key for key, ok in zip(job.keys, moved.tolist(), strict=True) if ok]
         if not job.promotion:
             self._lookups.mark_stored(good)
         elif not whole:

@@ -39,12 +39,14 @@ class Suite:
         shim: The plugin that puts kvdock's class in the place of theirs.
         passed: How many tests pass.
         lacking: Tests that do not apply, with the reason for each.
+        marks: Of the suite itself.
     """
 
     file: str
     shim: str
     passed: int
     lacking: Mapping[str, str]
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
 SUITES = (
@@ -81,6 +83,7 @@ SUITES = (
         file="tests/v1/kv_offload/tiering/test_factory.py",
         shim="vllm_tiering_shim",
         passed=9,
+        marks=(pytest.mark.long,),  # vLLM starts for few tests
         lacking={
             "test_pre_registered_tiers_can_be_imported": MEMORY,
             "test_register_new_tier_type": MEMORY,
@@ -131,7 +134,10 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ARCHIVE.unpacked(tmp_path_factory.mktemp("archive"))
 
 
-@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: Path(suite.file).stem)
+@pytest.mark.parametrize(
+    "suite",
+    [pytest.param(one, id=Path(one.file).stem, marks=one.marks) for one in SUITES],
+)
 def test_vllms_own_tests_of_offloading_pass(suite: Suite, archive: Path) -> None:
     shim = Path(__file__).parents[1] / "outside" / f"{suite.shim}.py"
     passed, said = run(archive / suite.file, shim, suite.lacking, {})
