@@ -36,7 +36,7 @@ def test_{name}():
 MAKE = """#!/bin/sh
 case "$1" in
   venv) mkdir -p .venv/bin; cp programs/python .venv/bin ;;
-  test-slow) [ "${{2#ARGS=core}}" = "$2" ] || exec {python} -m pytest slow ;;
+  test-slow) [ "${{2#ARGS=core}}" = "$2" ] || exec {python} -m pytest -n 2 slow ;;
   test) exec {python} -m pytest quick ;;
 esac
 """

@@ -61,15 +61,18 @@ class Failures:
             self.failed.append(report)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        hook = session.config.hook
+        config = session.config
+        written = [
+            config.hook.pytest_report_to_serializable(config=config, report=report)
+            for report in self.failed
+        ]
+        for report in written:
+            report.pop("node", None)  # the worker of xdist
         record = {
             "status": int(session.exitstatus),
             "python": sys.executable,
             "environment": dict(os.environ),
-            "failed": [
-                hook.pytest_report_to_serializable(config=session.config, report=report)
-                for report in self.failed
-            ],
+            "failed": written,
         }
         self._file.write_text(json.dumps(record))
 

@@ -219,7 +219,7 @@ class LimitTests:
         hurried, *busy = harness.rig(case.pool(), pages=72).divided(1 + BUSY)
         pages = page_hashes(8)
         hurried.stored(pages)
-        stop = threading.Event()
+        stop, begun = threading.Event(), threading.Semaphore(0)
         took: list[float] = []
 
         def work(setup: Setup, label: str) -> None:
@@ -227,10 +227,13 @@ class LimitTests:
             while not stop.is_set():
                 turn += 1
                 setup.put(page_hashes(8, f"{label} {turn % 4}"))
+                begun.release()
                 setup.get(pages)
 
         def hurry() -> None:
             try:
+                for _ in busy:  # it proves nothing beside threads that have not begun
+                    begun.acquire(timeout=harness.scale.seconds(GRACE_S))
                 for _ in range(3):
                     began = time.monotonic()
                     hurried.get(pages, deadline_s=began + HURRY_S)
