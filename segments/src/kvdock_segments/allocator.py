@@ -234,16 +234,20 @@ class SegmentAllocator:
     def _describe_full(self, folder: SegmentDirectory) -> str:
         """Name the limit that leaves no room for a segment of this folder."""
         place, settings = self.place, self.settings
-        free, room = self.free_bytes(), self._room(folder)
+        free, shared = self.free_bytes(), self._shared_room()
         left = free - settings.free_space
+        # Looked at once: others may delete pages meanwhile.
+        quota_left = self._quota_left(folder) if settings.quota else left
         said = (
             f"store {str(place.root)!r} has no room for pages of namespace "
             f"{place.namespace[:12]}, which takes {format_bytes(self.usage_bytes())}"
         )
-        if settings.quota and room == self._quota_left(folder) < left:
-            quota = format_bytes(settings.quota)
-            return f"{said}: its quota is {quota}, all pools together"
-        if settings.root_quota and room < left:
+        if quota_left <= shared and quota_left < left:
+            return (
+                f"{said}: its quota is {format_bytes(settings.quota)}, "
+                "all pools together"
+            )
+        if settings.root_quota and shared < left:
             quota = format_bytes(settings.root_quota)
             said += f": all namespaces together have {quota} (root_quota)"
         else:
