@@ -53,7 +53,7 @@ def describe(folder: Path | None = None) -> dict[str, str | float]:
         "python": platform.python_version(),
         "file_system": file_system(folder or Path.cwd()),
         # What else was running: figures of a busy machine are poor ones.
-        "load_average": round(os.getloadavg()[1], 1),
+        "load_average": round(os.getloadavg()[0], 1),
     }
 
 
