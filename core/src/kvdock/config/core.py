@@ -283,6 +283,6 @@ class CoreSettings:
         metadata={
             "help": "Tenants, from the section `tenants`.",
             "secret": True,
-            "explains": True,  # no error of its reader shows a salt
+            "explains": True,  # it shows names of files and variables, never a salt
         },
     )
