@@ -463,6 +463,21 @@ def test_a_warning_is_shown_with_its_hint_and_is_no_failure(
     assert shown.endswith("no problem, 1 warning found\n")
 
 
+def test_quotas_that_a_backend_does_not_keep_are_worth_a_warning(
+    shelf: Shelf, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[tenants.a]\nsalt = "a"\nquota = "1 GB"\n')
+    monkeypatch.setenv("KVDOCK_CONFIG", str(file))
+    keeps = ("api=", "tenant_quotas='native', api=")
+    for name, edits in {"forgets": (), "keeps": (keeps,)}.items():
+        probing(shelf, name, "return ()", *edits)
+        data, code = ask(name)
+        shown = [one["what"] for one in findings(data, name) if one["state"] != "ok"]
+        assert code == 0
+        assert shown == ([] if edits else ["tenants have quotas, and it keeps none"])
+
+
 def test_a_backend_that_is_installed_and_not_configured_is_no_problem(
     shelf: Shelf, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from kvdock_cli.commands.route import route
 from kvdock_cli.output import UsageProblem
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tiny import Shelf
 
 KV = "family=mha,name=kv,heads=8,head_dim=128"
@@ -70,6 +72,21 @@ def test_configured_tiers_are_shown_with_their_rules(
         {"backend": "far", "write": "behind"} | rest,
     ]
     assert "far: written behind, promoted at the second use" in found["reason"]
+
+
+def test_quotas_of_tenants_that_are_not_kept_are_said(
+    good: Shelf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    del good
+    file = tmp_path / "kvdock.toml"
+    file.write_text('[tenants.a]\nsalt = "a"\nquota = "1 GB"\n')
+    monkeypatch.setenv("KVDOCK_CONFIG", str(file))
+    assert route(pool=(KV,), json=True) == 0
+    (found,) = json.loads(capsys.readouterr().out)["routes"]
+    assert "keeps no quotas of tenants" in found["reason"]
 
 
 def test_no_route_is_a_problem_with_the_whole_table(good: Shelf) -> None:

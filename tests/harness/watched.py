@@ -26,6 +26,7 @@ from kvdock.testing.contract.peers import PeerTests
 from kvdock.testing.contract.reports import ReportTests
 from kvdock.testing.contract.retention import RetentionTests
 from kvdock.testing.contract.suite import Suite
+from kvdock.testing.contract.tenants import TenantTests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,12 +102,16 @@ class TestWatched(BackendContract):
         return ShelfOracle(FolderShelf(tmp_path))
 
 
-class TestWatchedUse(ReportTests, RetentionTests, Suite, sealed=True):
+class TestWatchedUse(ReportTests, RetentionTests, TenantTests, Suite, sealed=True):
     plugin = f"{__name__}:use"
 
     @pytest.fixture
     def config(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
         return {"store": request.node.name}
+
+    @pytest.fixture
+    def small(self, request: pytest.FixtureRequest) -> Mapping[str, object]:
+        return {"store": f"small {request.node.name}", "quota_bytes": 1 << 20}
 
 
 class TestWatchedPeers(PeerTests, Suite, sealed=True):

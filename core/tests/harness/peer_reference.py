@@ -26,13 +26,11 @@ from reference import Handle, MemoryReference
 
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.errors import KvdockError
-from kvdock.plugin.hookspecs import AttachConfig, hookimpl
 from kvdock.plugin.manifest import Manifest, Support
 
 if TYPE_CHECKING:
     from kvdock.arrays import BoolArray, Int64Array
-    from kvdock.geometry.region import Block, Region
-    from kvdock.pools.spec import PoolSpec
+    from kvdock.geometry.region import Block
 
 HEAD = struct.Struct("<qq")
 """Rows and bytes of one message; the arrays and the bytes follow."""
@@ -200,6 +198,7 @@ class PeerReference(MemoryReference):
     """The reference backend over a dict, with peers that write into its memory."""
 
     name = "reference_peers"
+    handle = PeerHandle
     retention = Support.NO
 
     def manifest(self) -> Manifest:
@@ -211,19 +210,6 @@ class PeerReference(MemoryReference):
             max_send_rows=512,
             landing_run_bytes=1024,
             send_drain_s=0.2,
-        )
-
-    @hookimpl
-    def kvdock_register_pool(
-        self, pool: PoolSpec, region: Region, config: AttachConfig
-    ) -> PeerHandle:
-        """Remember which memory may be touched; nothing listens yet."""
-        del pool
-        return PeerHandle(
-            self,
-            self.open_shelf(config.settings),
-            region.blocks,
-            config.settings.quota_bytes,
         )
 
     def endpoint(self, handle: PeerHandle) -> bytes:

@@ -26,6 +26,7 @@ import numpy as np
 from kvdock.batch import Batch, BatchResult, Operation, Outcome
 from kvdock.capacity import Capacity
 from kvdock.config.fields import option, size
+from kvdock.config.tenants import NO_TENANT
 from kvdock.errors import KvdockError
 from kvdock.keys import key_suffixes
 from kvdock.plugin.hookspecs import AttachConfig, Finding, hookimpl
@@ -176,6 +177,8 @@ class Handle:
     """By key: until when it is kept, and when it expires."""
     max_age_s: float = 0.0
     erase_within_s: float = 60.0
+    quotas: dict[int, int] = attrs.field(factory=dict)
+    """Bytes, by the number of a tenant."""
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def run(self, batch: Batch) -> BatchResult:
@@ -202,6 +205,7 @@ class MemoryReference:
     """The reference backend over a dict of this process."""
 
     name = "reference"
+    handle: ClassVar[type[Handle]] = Handle
     durability = Scope.NONE
     sharing = Scope.PROCESS
     eviction = Support.NATIVE
@@ -212,6 +216,8 @@ class MemoryReference:
         self.times: dict[str, dict[str, tuple[int, int]]] = {}
         self.latest_s = 0.0
         self.born_s: dict[str, float] = {}
+        self.tenants: dict[str, int] = {}
+        """By key."""
 
     @cached_property
     def declared(self) -> Manifest:
@@ -237,6 +243,7 @@ class MemoryReference:
             removed=Support.NATIVE,
             capacity=Support.NATIVE,
             retention=self.retention,
+            tenant_quotas=self.eviction,
             durability=self.durability,
             sharing=self.sharing,
             clear_reach=Scope.NAMESPACE,
@@ -264,7 +271,7 @@ class MemoryReference:
     ) -> Handle:
         """Open the shelf and remember which memory may be touched."""
         del pool
-        return Handle(
+        return self.handle(
             self,
             self.open_shelf(config.settings),
             region.blocks,
@@ -272,6 +279,10 @@ class MemoryReference:
             times=self.open_times(config.settings),
             max_age_s=config.max_age_s,
             erase_within_s=config.erase_within_s,
+            quotas={
+                config.tenants.number(name): room.quota
+                for name, room in config.tenants.rooms.items()
+            },
         )
 
     def open_times(self, settings: ReferenceSettings) -> dict[str, tuple[int, int]]:
@@ -393,6 +404,7 @@ class MemoryReference:
         if not self.registered(handle, batch, row):
             return Outcome.REFUSED
         if batch.operation is Operation.PUT:
+            self.tenants[key] = batch.tenant
             data = self.taken(batch, row)
             return Outcome.TIMEOUT if data is None else self.put(handle, key, data)
         outcome, data = self.get(handle, key, int(batch.object_bytes[row]))
@@ -457,12 +469,25 @@ class MemoryReference:
         if not quota:
             return True
         while handle.shelf.used() + nbytes > quota:
-            promised = self.promised(handle)
-            keys = [key for key in handle.shelf.names() if key not in promised]
+            staying = self.promised(handle) | self.within_quotas(handle)
+            keys = [key for key in handle.shelf.names() if key not in staying]
             if not self.eviction or not keys:
                 return False
             handle.shelf.remove(keys[0])
         return True
+
+    def within_quotas(self, handle: Handle) -> set[str]:
+        """Return the keys of tenants that are not above their quotas."""
+        keys: dict[int, list[str]] = {number: [] for number in handle.quotas}
+        for key in handle.shelf.names() if keys else ():
+            keys.get(self.tenants.get(key, NO_TENANT), []).append(key)
+        return {
+            key
+            for number, mine in keys.items()
+            if sum(len(handle.shelf.read(key) or b"") for key in mine)
+            <= handle.quotas[number]
+            for key in mine
+        }
 
     def get(self, handle: Handle, key: str, nbytes: int) -> tuple[Outcome, bytes]:
         """Return an object, if it is there and right; drop it if it is not."""

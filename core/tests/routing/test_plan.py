@@ -239,6 +239,17 @@ def test_a_route_says_who_keeps_the_times_of_pages() -> None:
         assert "pages that are to expire are not stored" in without.reason
 
 
+@pytest.mark.parametrize("grade", Support)
+def test_a_route_says_where_quotas_of_tenants_are_not_kept(grade: Support) -> None:
+    def reason(*, quotas: bool) -> str:
+        one = backend("one", tenant_quotas=grade)
+        return route(KV, one, needs=RouteRequirements(tenant_quotas=quotas)).reason
+
+    silent = reason(quotas=False)
+    said = "" if grade else "; keeps no quotas of tenants"
+    assert reason(quotas=True) == silent + said
+
+
 @pytest.mark.parametrize("asked", Integrity)
 def test_sealed_pages_have_no_trailer_whoever_verifies_others(asked: Integrity) -> None:
     one = backend("one", sealed=True, integrity=Support.NO)
@@ -253,7 +264,7 @@ def test_every_field_of_a_manifest_takes_part_in_routing() -> None:
     fields |= {field.name for field in attrs.fields(KindSupport)}
     not_routed = {"name", "api", "summary", "settings"}
     # What a store can do besides moving pages.
-    not_routed |= {"touch", "removed", "capacity", "retention"}
+    not_routed |= {"touch", "removed", "capacity", "retention", "tenant_quotas"}
     # How rows are sent once a pool is routed.
     not_routed |= {"max_send_rows", "landing_run_bytes", "send_drain_s"}
     assert fields - not_routed == set(REFUSALS) | set(PATHS) | {"sealed"}

@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 
 GROUP = "kvdock.doctors"
 _LATE = "Look for what it waits for, or raise --timeout."
+_NO_QUOTAS = Finding(
+    ok=True,
+    warning=True,
+    what="tenants have quotas, and it keeps none",
+    hint="See `tenant_quotas` of other backends in `kvdock list NAME`.",
+)
 
 
 def doctor(
@@ -143,18 +149,7 @@ def diagnose(
             rows = _backend(
                 one, mine, timeout_s, named=named, pages=self_test, verbose=verbose
             )
-            if not named and not _configured(one, configured):
-                rows = [
-                    row
-                    if row.ok
-                    else Finding(
-                        ok=True,
-                        skipped=True,
-                        what=f"not configured: {row.what}",
-                        hint=row.hint,
-                    )
-                    for row in rows
-                ]
+            rows = _for_settings(rows, one, configured, named=named)
             sections.append((one.candidate, rows))
     if name is None:
         problems += switched_on(configured)
@@ -176,6 +171,27 @@ def diagnose(
         [one for one in problems if name in (None, one.name)],
         found.hidden if name is None else (),
     )
+
+
+def _for_settings(
+    rows: Sequence[Finding],
+    plugin: LoadedPlugin,
+    configured: Configuration,
+    *,
+    named: bool,
+) -> Sequence[Finding]:
+    """Return what a probe has found, as it counts with these settings."""
+    if named or _configured(plugin, configured):
+        kept = plugin.manifest.tenant_quotas or not configured.core.tenants.rooms
+        return rows if kept else [*rows, _NO_QUOTAS]
+    return [
+        row
+        if row.ok
+        else Finding(
+            ok=True, skipped=True, what=f"not configured: {row.what}", hint=row.hint
+        )
+        for row in rows
+    ]
 
 
 def _configured(plugin: LoadedPlugin, configuration: Configuration) -> bool:

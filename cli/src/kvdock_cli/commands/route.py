@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import attrs
+
 from kvdock import Dock, DType, Layout, Plan
 from kvdock.config import load_configuration
 from kvdock.errors import NoRoute, PoolError
@@ -129,6 +131,9 @@ def route(  # noqa: PLR0913 - what routing depends on
             )
         shard = shards[rank]
         given = load_configuration()
+        needs = needs_of(need)
+        if given.core.tenants.rooms:
+            needs = attrs.evolve(needs, tenant_quotas=True)
         plan = Dock.load(settings=given.backends).plan(
             assembly.pools,
             shard,
@@ -136,7 +141,7 @@ def route(  # noqa: PLR0913 - what routing depends on
             tiers=() if backend else given.tiers,
             overrides=settings_of(to, "--to", "POOL=BACKEND"),
             strict=strict,
-            needs=needs_of(need),
+            needs=needs,
         )
     except PoolError as error:
         raise UsageProblem(error.what, fix=error.fix) from error

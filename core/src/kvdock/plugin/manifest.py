@@ -304,6 +304,8 @@ class Manifest:
         retention: Keeps promises and lets objects expire: `Operation.RETAIN`, and the
             times of a PUT. Where it is emulated, trailers of the core let objects
             expire, `Batch.keep_until` of a PUT is a wish, and nothing is promised.
+        tenant_quotas: Keeps the quotas of tenants, `AttachConfig.tenants`: while others
+            are above theirs, a tenant within its own loses no page to them.
         durability: What stored bytes survive the end of.
         sharing: Who finds what was stored.
         clear_reach: How far a clear goes.
@@ -340,6 +342,7 @@ class Manifest:
     removed: Support = _grade()
     capacity: Support = _grade()
     retention: Support = _grade()
+    tenant_quotas: Support = _grade()
     durability: Scope = _scope()
     sharing: Scope = _scope()
     clear_reach: Scope = _scope()

@@ -101,6 +101,8 @@ class RouteRequirements:
             the engine allocated it, None where it is still to be allocated.
         staging: Which pools are moved through memory of the core, as in the
             core's setting `calls.staging`.
+        tenant_quotas: Whether tenants have quotas. A backend that keeps none is
+            taken all the same, and says so.
     """
 
     sharing: Scope = attrs.field(default=Scope.NONE, converter=_scope)
@@ -116,6 +118,7 @@ class RouteRequirements:
     staging: StagingPolicy = attrs.field(
         default=StagingPolicy.ROUTED, converter=_staging_policy
     )
+    tenant_quotas: bool = False
 
 
 @attrs.frozen
@@ -131,6 +134,7 @@ class RouteOption:
         retention: Whether its pages are promised and expire, only expire, or neither.
         check_note: Why the core adds a trailer although the backend declares that it
             verifies pages, or that this is taken on trust, or "".
+        ignores_quotas: Whether tenants have quotas that it does not keep.
         wrapped_by: The wrappers around its stores, the innermost first.
         tier: What comes into it when; None where the pool has no tiers.
     """
@@ -144,6 +148,7 @@ class RouteOption:
     check: IntegrityCheck = IntegrityCheck.BACKEND
     retention: Support = Support.NO
     check_note: str = ""
+    ignores_quotas: bool = False
     wrapped_by: tuple[str, ...] = ()
     tier: Tier | None = None
 
@@ -174,6 +179,8 @@ class RouteOption:
         unproven = self.check in (IntegrityCheck.NONE, IntegrityCheck.SEALED)
         if unproven and not self.retention:
             check.append("pages that are to expire are not stored")
+        if self.ignores_quotas:
+            check.append("keeps no quotas of tenants")
         around = ", ".join(self.wrapped_by)
         wrapped = [f"wrapped by {around}"] if around else []
         return "; ".join([f"{path}, {per}", *emulated, *check, *wrapped])
@@ -290,6 +297,9 @@ def evaluate_backend(
         case.check,
         retention,
         check_note=check_note,
+        ignores_quotas=needs.tenant_quotas
+        and pool.physical
+        and not manifest.tenant_quotas,
     )
 
 

@@ -30,6 +30,7 @@ _GRADES = (
     "removed",
     "capacity",
     "retention",
+    "tenant_quotas",
     "fork_safe",
     "peers",
 )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from kvdock.batch import Batch, BatchResult, MemoryHold, Operation, Outcome
+from kvdock.config.tenants import NO_TENANT, Tenants
 from kvdock.keys import build_keys, check_suffixes
 from kvdock.namespace import Namespace, namespace_digest, namespace_record
 from kvdock.plugin.hookspecs import AttachConfig, HostMemory
@@ -85,6 +86,8 @@ class Setup:
     lent: list[HostMemory] = attrs.field(repr=False)
     watchdog: Watchdog = attrs.field(repr=False)
     scale: Scale
+    tenant: int = NO_TENANT
+    """Whom it stores pages for."""
     attached: bool = True
     holds: list[MemoryHold] = attrs.field(factory=list, init=False, repr=False)
 
@@ -180,7 +183,7 @@ class Setup:
         for place, page in zip(places, hashes, strict=True):
             self.memory.write(int(place), page, seed)
         batch, _rows = self.batch(Operation.PUT, hashes, places, deadline_s)
-        result = self.call(batch)
+        result = self.call(attrs.evolve(batch, tenant=self.tenant))
         for place, page in zip(places, hashes, strict=True):
             for stored in self.region.objects:
                 assert self.memory.holds(int(place), page, stored, seed), (
@@ -402,6 +405,7 @@ class Harness:
         model: str = "model-a",
         pages: int = 32,
         like: Setup | None = None,
+        tenants: Tenants | None = None,
         **needs: Any,  # noqa: ANN401 - as `RouteRequirements` takes them
     ) -> tuple[Setup, ...]:
         """Attach pools of one engine process, with one client for all.
@@ -427,6 +431,7 @@ class Harness:
             shard=shard,
             max_age_s=like.config.max_age_s if like else 0.0,
             erase_within_s=like.config.erase_within_s if like else 60.0,
+            tenants=tenants or Tenants(),
         )
         with self.beats.excused():
             rigs = tuple(
@@ -503,10 +508,10 @@ class Harness:
         model: str = "model-a",
         pages: int = 32,
         like: Setup | None = None,
-        **needs: Any,  # noqa: ANN401 - as `RouteRequirements` takes them
+        **more: Any,  # noqa: ANN401 - as `attach` takes them
     ) -> Setup:
         """Attach one pool; see `attach`."""
-        return self.attach([pool], shard, model=model, pages=pages, like=like, **needs)[
+        return self.attach([pool], shard, model=model, pages=pages, like=like, **more)[
             0
         ]
 

@@ -33,6 +33,17 @@ class PromiseForgotten(MemoryMutant):
         return {}
 
 
+class QuotaForgotten(MemoryMutant):
+    """Says that it keeps tenants' quotas, and evicts all pages alike."""
+
+    image_of = "a plugin that takes the setting for what its server does"
+    caught_by = "test_a_tenant_within_its_quota_loses_nothing_to_others"
+
+    def within_quotas(self, handle: Handle) -> set[str]:
+        del handle
+        return set()
+
+
 class PromiseIgnored(MemoryMutant):
     """Says that it keeps pages, and evicts them like others."""
 

@@ -378,7 +378,9 @@ class KvdockL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # same
             tiers=given.tiers,
             overrides=dict(given.own.routes),
             needs=RouteRequirements(
-                integrity=given.core.integrity, staging=given.core.calls.staging
+                integrity=given.core.integrity,
+                staging=given.core.calls.staging,
+                tenant_quotas=bool(given.core.tenants.rooms),
             ),
             settings=given.backends,
         )

@@ -265,6 +265,7 @@ class Attachments:
                     sharing=sharing,
                     # So that the route table says what happens to the pages.
                     staging=self.given.core.calls.staging,
+                    tenant_quotas=bool(self.given.core.tenants.rooms),
                 ),
                 settings=self.given.backends,
             )

@@ -69,6 +69,7 @@ def routes(dock: Dock, given: Configuration, specs: Sequence[PoolSpec]) -> Plan:
         needs=RouteRequirements(
             integrity=given.core.integrity,
             staging=given.core.calls.staging,
+            tenant_quotas=bool(given.core.tenants.rooms),
         ),
         settings=given.backends,
     )

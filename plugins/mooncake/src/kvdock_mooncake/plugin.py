@@ -56,6 +56,7 @@ def kvdock_manifest() -> Manifest:
         capacity=Support.NATIVE,
         # Soft pins of a PUT; those of stored objects cannot be changed.
         retention=Support.EMULATED,
+        tenant_quotas=Support.NO,
         durability=Scope.PROCESS,
         sharing=Scope.CLUSTER,
         clear_reach=Scope.NAMESPACE,

@@ -46,6 +46,7 @@ def kvdock_manifest() -> Manifest:
         removed=Support.NATIVE,
         capacity=Support.NATIVE,
         retention=Support.NATIVE,
+        tenant_quotas=Support.NATIVE,
         durability=Scope.HOST,
         sharing=Scope.HOST,
         clear_reach=Scope.NAMESPACE,

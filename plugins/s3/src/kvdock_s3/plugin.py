@@ -45,6 +45,7 @@ def kvdock_manifest() -> Manifest:
         max_object_bytes=5 << 30,
         max_key_bytes=MAX_KEY_BYTES,
         retention=Support.EMULATED,
+        tenant_quotas=Support.NO,
         fork_safe=Support.NO,
         settings=S3Settings,
     )

@@ -41,6 +41,7 @@ from kvdock.testing.contract.retention import RetentionTests  # noqa: E402 - aft
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.tenants import TenantTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.tiers import TierTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.write_faults import WriteFaultTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.writes import WriteTests  # noqa: E402 - after the rewriting
@@ -73,6 +74,7 @@ class BackendContract(
     PeerTests,
     ReportTests,
     RetentionTests,
+    TenantTests,
     ExpiryTests,
     MachineTests,
     Suite,
