@@ -258,8 +258,12 @@ def test_stored_prompts_that_do_not_fit_host_memory_are_loaded_once(
     check(QUICK[name], quick[name])
 
 
-def test_metrics_and_why_say_what_had_no_room(quick: dict[str, list[Back]]) -> None:
+def test_log_metrics_and_why_say_what_had_no_room(
+    lives: Lives, quick: dict[str, list[Back]]
+) -> None:
     one = quick["lru"][0]
+    log = (lives.folder / f"{one.journal.parent.name}-back.log").read_text()
+    assert "has 64 rows: a request loads the first 2048 tokens of its prefix" in log
     # Of each prompt that is longer than the rows, the rest.
     pages = sum(row.rounds * max(0, row.pages - 64) for row in TABLE)
     assert one.counted["computed_tokens"] == 32 * pages
