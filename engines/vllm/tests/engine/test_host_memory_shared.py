@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -16,6 +17,11 @@ from test_families import on_files
 from test_why import kvdock
 from vllm_lives import Lives, tokens
 from vllm_server import serving
+
+from kvdock_vllm.host_memory import HostMemory
+
+if TYPE_CHECKING:
+    from kvdock.events import HostMemoryShared
 
 LIMIT_S = 90.0
 """Until when all must have been answered, on a machine that others use."""
@@ -281,6 +287,44 @@ def test_log_metrics_and_why_say_what_had_no_room(
     assert code == 1
     said = " ".join(said.split())
     assert "host memory has 64 rows, and the prefix needs 120, or others had" in said
+
+
+def test_a_load_that_begins_anew_is_told_of_once() -> None:
+    """Its pages were evicted before they were pinned, or a call has failed."""
+    told: list[HostMemoryShared] = []
+    state = SimpleNamespace(
+        req=SimpleNamespace(request_id="r"),
+        req_context=None,
+        num_locally_computed_tokens=0,
+        max_load_tokens=None,
+    )
+
+    def restorable(tried: Any, most: int | None) -> int:
+        del most
+        return (
+            192 if tried.max_load_tokens is None else tried.max_load_tokens // 32 * 32
+        )
+
+    host = SimpleNamespace(
+        _policy={},  # no page is there
+        _get_num_free_chunks=lambda: 4,
+        _num_evictable_cache_chunks=0,
+        prepare_read=lambda *_: None,
+        complete_read=lambda *_: None,
+    )
+    lookups: Any = SimpleNamespace(
+        host=host,
+        step_tokens=32,
+        limit_of=int,
+        restorable=restorable,
+        pages=lambda *given: set(range(restorable(*given) // 32)),
+    )
+    memory = HostMemory(lookups, 4, lambda *_: 0.0, told.append)
+    for _ in range(3):
+        state.max_load_tokens = None
+        assert memory.admit(state, None)
+        assert state.max_load_tokens == 4 * 32
+    assert [one.computed_tokens for one in told] == [2 * 32]
 
 
 @pytest.mark.slow
