@@ -1,7 +1,7 @@
 """Conversations with `vllm serve`: host memory alone, vLLM's file tier, kvdock-file.
 
 Usage: python benchmarks/vllm_http.py [--conversations N] [--turns N] [--clients N]
-                                      [--more]
+                                      [--together N] [--more]
 
 Runs in vLLM's own environment, which it builds if it is not there (3.4 GB). Three
 servers on the CPU have host memory for a quarter of what the conversations need, and
@@ -12,6 +12,11 @@ machine is equally busy for all. Per server: tokens of prompts that came from an
 cache, the time to the first token, the CPU seconds of all its processes, and what is
 left on the disk. The last line is a JSON object, also in results/vllm_http.json:
 medians, where --more adds a run to those before.
+
+With --together the device has room for all. After their turns its cache and host memory
+are emptied, and all conversations return to a server at once, so many times. Figures
+are those of the returns, in results/vllm_http_together.json; host memory alone has
+nothing then, so that it is the one without a cache.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ TESTS = Path(__file__).parents[1] / "engines" / "vllm" / "tests"
 # A file beside this one is called like the engine, so its folder is searched last.
 HERE = sys.path[0]
 sys.path[0] = str(TESTS)
-RESULT = Path(__file__).parent / "results" / "vllm_http.json"
+RESULTS = Path(__file__).parent / "results"
 
 import vllm_environment  # noqa: E402 - found by the path above
 
@@ -54,7 +59,7 @@ import attrs  # noqa: E402
 import psutil  # type: ignore[import-untyped]  # noqa: E402 - types are not installed
 import vllm_models  # noqa: E402
 from machine import describe  # noqa: E402
-from vllm_process import connector  # noqa: E402
+from vllm_process import BLOCK_TOKENS, connector  # noqa: E402
 from vllm_server import Server, serving  # noqa: E402
 
 if TYPE_CHECKING:
@@ -89,6 +94,10 @@ class Contender:
         self.prompt_tokens += len(prompt)
         self.cached_tokens += cached
         self.spoken[number] = prompt + answer
+
+    def forget(self) -> None:
+        """Let what comes now be all that its figures are of."""
+        self.first_s, self.prompt_tokens, self.cached_tokens = [], 0, 0
 
     def figures(self, right: list[list[int]]) -> dict[str, float]:
         """Return its figures, once its server has ended."""
@@ -155,11 +164,16 @@ def started(kind: str, model: Path, folder: Path, given: Any) -> Iterator[Conten
     token_bytes = (
         8 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     )
-    tokens = given.turns * (SAID_TOKENS + ANSWER_TOKENS)
+    tokens = (given.turns + given.together) * (SAID_TOKENS + ANSWER_TOKENS)
     host_bytes = given.conversations * tokens * token_bytes // 4
     place = folder / kind
     place.mkdir(mode=0o700)
-    more = ("--num-gpu-blocks-override", str(DEVICE_BLOCKS))
+    blocks, more = DEVICE_BLOCKS, list[str]()
+    if given.together:
+        blocks = given.conversations * (2 + tokens // BLOCK_TOKENS)
+        more += ["--max-num-seqs", str(given.conversations)]
+        more += ["--max-model-len", "4096", "--max-num-batched-tokens", "1024"]
+    more += ["--num-gpu-blocks-override", str(blocks)]
     transfer = connector(kind, place, host_bytes)
     log = folder / f"{kind}.log"
     with serving(model, {}, log, *more, connector=transfer) as server:
@@ -184,6 +198,20 @@ def talk(contenders: list[Contender], given: Any) -> None:  # noqa: ANN401 - sam
                     list(clients.map(contender.turn, some, map(said.__getitem__, some)))
 
 
+def return_together(contenders: list[Contender], given: Any) -> None:  # noqa: ANN401 - same
+    """Let all conversations take a turn at once, with empty caches, again and again."""
+    chosen = random.Random(1)  # noqa: S311 - what is said
+    every = range(given.conversations)
+    for contender in contenders:
+        contender.forget()
+    for _ in range(given.together):
+        said = [[chosen.randrange(4, 500) for _ in range(SAID_TOKENS)] for _ in every]
+        for contender in contenders:
+            contender.server.reset()
+            with ThreadPoolExecutor(given.conversations) as clients:
+                list(clients.map(contender.turn, every, said))
+
+
 def measured(given: Any) -> dict[str, dict[str, float]]:  # noqa: ANN401 - same
     """Start the servers, talk with them, and return what each did."""
     with tempfile.TemporaryDirectory(dir=vllm_environment.VENV) as name:
@@ -199,6 +227,8 @@ def measured(given: Any) -> dict[str, dict[str, float]]:  # noqa: ANN401 - same
 
             contenders = list(threads.map(start, CONTENDERS))
             talk(contenders, given)
+            if given.together:
+                return_together(contenders, given)
         right = contenders[0].spoken
         return {
             kind: one.figures(right)
@@ -212,8 +242,10 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--together", type=int, default=0)
     parser.add_argument("--more", action="store_true")
     given = parser.parse_args()
+    kept = RESULTS / f"vllm_http{'_together' * bool(given.together)}.json"
     figures = measured(given)
     print(f"{'':8} {'from cache':>16} {'first token':>12} {'p95':>7} CPU s files   MiB")
     for kind, one in figures.items():
@@ -223,8 +255,8 @@ def main() -> None:
             f"{one['cpu_s']:5} {one['files']:5} {one['mib']:5}"
         )
     runs = [figures]
-    if given.more and RESULT.exists():
-        runs = [*json.loads(RESULT.read_text())["runs"], figures]
+    if given.more and kept.exists():
+        runs = [*json.loads(kept.read_text())["runs"], figures]
     medians = {
         kind: {
             name: round(statistics.median(run[kind][name] for run in runs), 1)
@@ -239,9 +271,9 @@ def main() -> None:
         "vllm": vllm_environment.VLLM,
         **vars(given),
     }
-    RESULT.parent.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     whole = {"machine": about, "figures": medians, "runs": runs}
-    RESULT.write_text(json.dumps(whole, indent=2) + "\n")
+    kept.write_text(json.dumps(whole, indent=2) + "\n")
     print(json.dumps(medians))
 
 

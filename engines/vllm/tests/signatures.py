@@ -40,6 +40,9 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
                 "shutdown",
                 "build_metric_definitions",
                 "get_stats",
+                "medium",
+                "locality",
+                "cache_hit_source",
             ),
             "TransferJob": ("job_id", "keys", "chunk_ids", "is_promotion"),
             "JobResult": ("job_id", "success", "successful_keys", "transfer_time"),
@@ -56,12 +59,19 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             ),
         },
         f"{_TIERING}/manager.py": {
-            "TieringOffloadingManager": ("prepare_store", "reset_cache", "shutdown"),
+            "TieringOffloadingManager": (
+                "primary_tier",
+                "prepare_store",
+                "reset_cache",
+                "shutdown",
+            ),
             "CPUPrimaryTierOffloadingManager": ("prepare_read",),
         },
         "vllm/v1/kv_offload/cpu/manager.py": {
             "CPUOffloadingManager": (
                 "_get_num_free_chunks",
+                "_num_evictable_cache_chunks",
+                "_policy",
                 "_prepare_load",
                 "complete_load",
                 "lookup",
@@ -97,6 +107,7 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
                 "set_state",
                 "get_state",
                 "get_offload_key_position",
+                "load_tier_filter",
             ),
             "RequestOffloadingContext": (),
         },
@@ -119,9 +130,16 @@ USED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
                 "_lookup_complete_chunks",
                 "_reachable_store_block_mask",
                 "_req_status",
+                "_chunks_being_loaded",
+                "_current_batch_jobs_to_flush",
+                "_events_tracker",
+                "_sliding_window_groups",
+                "manager",
             ),
             "RequestOffloadState": (
                 "max_load_tokens",
+                "num_locally_computed_tokens",
+                "transfer_jobs",
                 "update_offload_keys",
                 "group_states",
                 "req_context",
@@ -312,7 +330,8 @@ def interface(source: str) -> dict[str, str]:
 
 def _member(node: ast.stmt) -> list[tuple[str, str]]:
     if isinstance(node, ast.FunctionDef):
-        return [(node.name, _arguments(node))]
+        made = _made(node) if node.name == "__init__" else []
+        return [(node.name, _arguments(node)), *made]
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return [(node.target.id, "a field")]
     if isinstance(node, ast.Assign):
@@ -320,6 +339,18 @@ def _member(node: ast.stmt) -> list[tuple[str, str]]:
             (one.id, "a field") for one in node.targets if isinstance(one, ast.Name)
         ]
     return []
+
+
+def _made(init: ast.FunctionDef) -> list[tuple[str, str]]:
+    """Return the fields that a class makes when it is called."""
+    return [
+        (node.attr, "a field")
+        for node in ast.walk(init)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    ]
 
 
 def _arguments(node: ast.FunctionDef) -> str:

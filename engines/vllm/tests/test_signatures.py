@@ -7,7 +7,8 @@ from signatures import differences, interface
 BEFORE = """
 class SecondaryTierManager:
     medium: str
-    def __init__(self, spec, view=None, *, more, other=1): ...
+    def __init__(self, spec, view=None, *, more, other=1):
+        self.rows: int = 0
     def lookup(self, key): ...
 def free(one): ...
 """
@@ -18,6 +19,7 @@ def test_arguments_are_read_with_those_that_may_be_left_out() -> None:
         "SecondaryTierManager": "a class",
         "SecondaryTierManager.medium": "a field",
         "SecondaryTierManager.__init__": "(self, spec, view=, *more, *other=)",
+        "SecondaryTierManager.rows": "a field",
         "SecondaryTierManager.lookup": "(self, key)",
         "free": "(one)",
     }

@@ -160,6 +160,29 @@ def note_skipped(
     return answer
 
 
+def note_cut(
+    original: Callable[..., Any],
+    controller: Any,
+    found: Any,
+    hit_tokens: int,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Tell observers of a prefix that SGLang has no host memory for.
+
+    It frees what it may, and loads the beginning that fits, or nothing.
+    """
+    slots, tokens = original(controller, found, hit_tokens, *args, **options)
+    loaded = 0 if slots is None else tokens
+    storage = kvdock_storage(controller.storage_backend)
+    # Without parts SGLang tries again until there is room for all.
+    if storage is not None and loaded < hit_tokens and options["allow_partial"]:
+        page = controller.page_size
+        rows, pages = controller.mem_pool_host.size // page, hit_tokens // page
+        storage.note_cut(found, rows, pages, hit_tokens - loaded)
+    return slots, tokens
+
+
 def note_arrival(
     original: Callable[..., Any], scheduler: Any, req: Any, *args: Any, **options: Any
 ) -> Any:
@@ -471,6 +494,12 @@ PATCHES = (
         note_skipped,
         "requests for which SGLang asks storage nothing, in the journal",
         USED["skipped"],
+    ),
+    Patch(
+        f"{_HYBRID}.allocate_storage_hit",
+        note_cut,
+        "prefixes that host memory has no room for, in metrics and the journal",
+        USED["cut"],
     ),
     Patch(operation.WRITE, note_write, _LOST_OPERATION, USED["operation"]),
     Patch(

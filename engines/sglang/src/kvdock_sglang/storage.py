@@ -28,7 +28,13 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvdock import Dock, HitPolicy, Outcome
 from kvdock.errors import KvdockError
-from kvdock.events import GenerationOpened, LookupSkipped, current_request, stored_for
+from kvdock.events import (
+    GenerationOpened,
+    HostMemoryShared,
+    LookupSkipped,
+    current_request,
+    stored_for,
+)
 from kvdock.former_generations import FormerGenerations
 from kvdock.generations import Generation, run_of
 from kvdock.hints import Hints, RequestHints, by_times
@@ -548,6 +554,24 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         """Tell observers that SGLang asked nothing for a request, and why."""
         event = LookupSkipped(request=request, reason=reason)
         self._safely("skipped", lambda: self._attachments.notify(event), None)
+
+    def note_cut(self, operation: Any, rows: int, pages: int, computed: int) -> None:  # noqa: ANN401 - SGLang's
+        """Tell observers that host memory takes less of a prefix than was found.
+
+        Args:
+            operation: SGLang's prefetch.
+            rows: Pages that host memory has.
+            pages: Pages of the prefix.
+            computed: Tokens of them that are not loaded.
+        """
+        event = HostMemoryShared(
+            request=pays.request_of(operation),
+            rows=rows,
+            pages=pages,
+            waited_s=0.0,
+            computed_tokens=computed,
+        )
+        self._safely("cut", lambda: self._attachments.notify(event), None)
 
     def take_hints(self, cache: Any, req: Any) -> None:  # noqa: ANN401 - SGLang's
         """Follow the hints of a request that has arrived."""

@@ -182,6 +182,26 @@ def test_a_limit_of_what_is_loaded_at_once(kit: Any, tmp_path: Path) -> None:
     assert "the engine did not ask: it limits how much is loaded at once." in said
 
 
+@pytest.mark.parametrize("free", [2, 0])
+@pytest.mark.parametrize("kit", ["full"], indirect=True)
+def test_a_prefix_that_host_memory_has_no_room_for(
+    kit: Any, tmp_path: Path, free: int
+) -> None:
+    """SGLang loads the beginning that fits what it can free, or nothing."""
+    tokens = kit._make_seq(1, PAGES)
+    write(kit, tmp_path, tokens)
+    cache, *_ = opened(kit, tmp_path)
+    host = cache.cache_controller.mem_pool_host
+    rows = host.size // kit.cfg.page_size
+    assert host.alloc((rows - free) * kit.cfg.page_size) is not None
+    kit._consume_prefetch(cache, tokens, CacheRequestHandle("r", 0))
+    assert match_prefix(cache, tokens).host_hit_length == free * kit.cfg.page_size
+    cache.cache_controller.detach_storage_backend()
+    code, said = why(tmp_path, "r")
+    assert code == 1
+    assert f"host memory has {rows} rows, and the prefix needs {PAGES}, or o" in said
+
+
 @pytest.mark.parametrize("kit", ["full"], indirect=True)
 def test_what_another_salt_stored(
     kit: Any, tmp_path: Path, store: dict[str, Any]

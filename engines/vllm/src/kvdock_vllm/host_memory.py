@@ -44,6 +44,7 @@ class Load:
         admitted: Whether it has its rows.
         offered: Whether vLLM was told of it when all pages were there.
         pinned: Its pages that vLLM may not evict.
+        told: Tokens of it that observers know to be computed for lack of room.
     """
 
     context: Any
@@ -58,6 +59,7 @@ class Load:
     admitted: bool = False
     offered: bool = False
     pinned: set[Any] = attrs.field(factory=set)
+    told: int = 0
 
     @property
     def unpinned(self) -> list[Any]:
@@ -123,7 +125,8 @@ class HostMemory:
         return True
 
     def _tell(self, request: str, load: Load) -> None:
-        computed = load.found - load.tokens
+        computed = max(0, load.found - load.tokens - load.told)
+        load.told += computed
         if computed or load.since_s is not None:
             waited_s = 0.0 if load.since_s is None else self._clock() - load.since_s
             self._notify(
@@ -202,7 +205,8 @@ class HostMemory:
         load = Load(
             state.req_context, computed, tokens, tokens, None, len(pages), pages
         )
-        load.since_s = None if before is None else before.since_s
+        if before is not None:  # it begins anew: some of its pages were lost
+            load.since_s, load.told = before.since_s, before.told
         if len(pages) > self._rows and not self._shorten(
             load, state, most, self._rows, len
         ):

@@ -95,8 +95,10 @@ def loadable_tokens(groups: Sequence[Any], rows: int) -> int:
 def host_memory_words(groups: Sequence[Any], rows: int) -> str:
     """Say which prefix host memory can take from storage at once."""
     tokens = loadable_tokens(groups, rows)
+    windows = any(group.sliding_window_size_in_chunks is not None for group in groups)
+    limit = "if a window or state that ends there is stored, " if windows else ""
     return f"host memory has {rows} rows: " + (
-        f"a request loads the first {tokens} tokens of its prefix at most, and "
+        f"a request loads the first {tokens} tokens of its prefix at most, {limit}and "
         "computes the rest"
         if tokens
         else "enough for prefixes of any length, as only their windows are loaded"

@@ -20,6 +20,10 @@ STEPS_ALONE = 60
 has ended: a machine that others use is not equally fast all the time."""
 
 END_S = 120.0
+HELD_S = 30.0
+COUNTED = "vllm:kvdock_host_memory_"
+BESIDE = "beside-"
+"""How the names of requests begin that run beside those who come back."""
 START_S = 300.0
 """How long an engine may take to start where other programs use the machine."""
 
@@ -199,6 +203,23 @@ def tier_of(llm: Any) -> Any:
     return scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
 
 
+def held(llm: Any) -> int:
+    """Step until no row of host memory is taken; return how many still are.
+
+    By loads, or by pins on pages.
+    """
+    engine = llm.llm_engine.engine_core.engine_core
+    memory = engine.scheduler.connector._memory
+    assert memory is not None, "a decision about loads has failed"
+    end_s = time.monotonic() + HELD_S
+    while True:
+        taken = len(memory._loads) + memory._reserved.total()
+        taken += memory._rows - memory._free_rows()
+        if not taken or time.monotonic() > end_s:
+            return int(taken)
+        engine.step_fn()
+
+
 def pay(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     """Time first tokens with a throttled store: computing, loading, and deciding."""
     from vllm.sampling_params import SamplingParams
@@ -267,12 +288,13 @@ class Returns:
     ended: dict[str, Any] = attrs.field(factory=dict)
 
     def watch(self) -> None:
-        """Count what is loaded."""
+        """Count what is loaded for those who come back."""
         tier = tier_of(self.llm)
         submit = tier.submit_load
 
         def counted(job: Any) -> None:
-            self.loads.update(bytes(key) for key in job.keys)
+            if not job.req_context.req_id.startswith(BESIDE):
+                self.loads.update(bytes(key) for key in job.keys)
             submit(job)
 
         tier.submit_load = counted
@@ -334,7 +356,7 @@ def come_back(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     for at, asked in enumerate(phase["returns"]):
         returns.empty()
         returns.loads.clear()
-        beside = f"beside-{at}"
+        beside = f"{BESIDE}{at}"
         if phase["beside"]:
             running = [(13 * n + 11 + at) % 500 + 4 for n in range(40)]
             returns.add(beside, running, 2000)
@@ -346,7 +368,13 @@ def come_back(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
         returns.answer(names, began + phase["limit_s"], asked.get("disturb", ""))
         found.append({"seconds": time.monotonic() - began, **returns.found(names)})
         llm.llm_engine.abort_request([beside, *(set(names) - returns.ended.keys())])
-    return {"returns": found}
+        found[-1]["held"] = held(llm)
+    counted = {
+        one.name.removeprefix(COUNTED): one.value
+        for one in llm.get_metrics()
+        if one.name.startswith(COUNTED)
+    }
+    return {"returns": found, "counted": counted}
 
 
 SCENES = {

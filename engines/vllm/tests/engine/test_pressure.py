@@ -58,6 +58,7 @@ def test_answers_are_right_with_memory_for_few_of_forty_prompts(
     enough = {"max_model_len": 256}
     short = {**enough, "num_gpu_blocks_override": 20, "max_num_seqs": 8}
     little = {**storage, "host_memory": LITTLE}
+    more["held"] = True
     found = lives.run(
         "many",
         [
@@ -69,6 +70,7 @@ def test_answers_are_right_with_memory_for_few_of_forty_prompts(
     assert tokens(found["enough"]["rounds"][1]) == right
     assert [tokens(one) for one in found["little"]["rounds"]] == [right, right]
     assert found["little"]["preemptions"] > 0
+    assert found["little"]["held"] == 0
     # Each round finds 120 pages in storage and has memory for 32.
     assert loads(found["little"])["kv/load/ok"] > 120
     assert set(loads(found["little"])) == {"kv/load/ok"}

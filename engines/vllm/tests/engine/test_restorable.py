@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvdock.errors import SettingsError
-from kvdock_vllm.restorable import check_rows, loadable_tokens, unrestorable
+from kvdock_vllm.restorable import (
+    check_rows,
+    host_memory_words,
+    loadable_tokens,
+    unrestorable,
+)
 
 if TYPE_CHECKING:
     from vllm_lives import Lives
@@ -138,6 +143,10 @@ def test_the_prefix_that_rows_can_hold_is_known(
         for size, window in groups
     ]
     assert loadable_tokens(made, rows) == tokens
+    said = host_memory_words(made, rows)
+    assert (f" {tokens} tokens " in said) == bool(tokens)
+    window = tokens and any(size for _, size in groups)
+    assert ("window or state" in said) == bool(window)
 
 
 @pytest.fixture(scope="module")

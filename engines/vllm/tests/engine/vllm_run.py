@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scenes import SCENES, START_S, Watch, meet, tier_of
+from scenes import SCENES, START_S, Watch, held, meet, tier_of
 
 FINISH_S = 60.0
 SHARED = Path("/dev/shm")  # noqa: S108 - where vLLM puts its host memory
@@ -284,6 +284,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         finish(llm)
         accepted.append(acceptance(llm) if phase.get("draft") else {})
     preempted = 0 if arguments["disable_log_stats"] else preemptions(llm)
+    taken = held(llm) if phase.get("held") else 0
     plan = tier._attachment.plan
     routes = {route.pool.name: route.backend for route in plan.accepted}
     groups = [
@@ -297,6 +298,7 @@ def live(phase: dict[str, Any]) -> dict[str, Any]:
         "seconds": seconds,
         "groups": groups,
         "preemptions": preempted,
+        "held": taken,
         "routes": routes,
         "row_bytes": tier._spec.kv_bytes_per_chunk,
         **watch.found(),
