@@ -65,9 +65,9 @@ def left_at(places: set[Place]) -> int:
 def queued_at(places: set[Place]) -> int:
     """Return how many connections wait there until the agent accepts them."""
     return sum(
-        QUEUED.unpack(
-            one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, QUEUED.size)
-        )[0]
+        QUEUED.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, QUEUED.size))[
+            0
+        ]
         for one in own_tcp_sockets()
         if listens(one) and one.getsockname() in places
     )
