@@ -176,6 +176,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
         def attach() -> tuple[Generation, Attachments]:
             generation = name()
+            if self.ranks.first_on_host:
+                self._former.leave(left.attachments)
             return generation, left.next_generation(generation.text)
 
         generation, opened = run_within(
@@ -188,7 +190,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         opened.notify(GenerationOpened(kind=kind))
         log.info("storage goes on with generation %s", generation)
         if self.ranks.first_on_host:
-            self._former.delete()
+            self._former.delete(opened.attachments)
 
     def _notify(self, event: Event) -> None:
         self._attachments.notify(event)

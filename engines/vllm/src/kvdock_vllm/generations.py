@@ -144,6 +144,7 @@ class Generations:
 
         def attach() -> tuple[Generation, Any]:
             generation = self._generation()
+            self._former.leave((tier.attached,))
             return generation, tier.next_generation(generation.text)
 
         self._connector.reset_cache()
@@ -153,7 +154,7 @@ class Generations:
         )
         self._connector.turn_on(opened, "run" if generation.run else "private")
         log.info("storage goes on with generation %s", generation)
-        self._former.delete()
+        self._former.delete((tier.attached,))
 
     def _generation(self) -> Generation:
         """Return which generation the weights are; it may read their files."""
