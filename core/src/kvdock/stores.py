@@ -333,7 +333,7 @@ def pool_of_key(key: str) -> str:
 
 QUIET_S = 3600.0
 """How long nothing is stored in a namespace before it counts as unused, where a store
-does not show who has it open. An engine that does loses pages, and stores them again."""
+does not show who has it open. Engines that have lose pages, and store them again."""
 
 
 def delete_former(

@@ -300,9 +300,7 @@ def test_generations_that_an_engine_has_left_go_and_what_may_be_open_stays(
     """A bucket does not show who has a namespace open; its own the engine knows."""
     private, other = Generation.private(), Generation.private()
     versions = [Generation(run="policy", version=name) for name in ("1", "2", "3")]
-    engines = {
-        one: engine(generation=one.text) for one in (private, other, *versions)
-    }
+    engines = {one: engine(generation=one.text) for one in (private, other, *versions)}
     for one in engines.values():
         one.put()
 

@@ -131,7 +131,7 @@ class Generations:
         if not self._due or self._loading or self._ended:
             return
         try:
-            if self._engine.is_scheduler_paused() or not _is_empty(self._engine):
+            if self._engine.is_scheduler_paused() or not is_empty(self._engine):
                 return
             self._due = False
             self._open()
@@ -183,7 +183,7 @@ class Generations:
         engine.scheduler.schedule = scheduled
 
 
-def _is_empty(engine: Any) -> bool:
+def is_empty(engine: Any) -> bool:
     """Return whether nothing that was computed before is in the device's memory."""
     scheduler = engine.scheduler
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
