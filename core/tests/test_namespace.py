@@ -30,7 +30,7 @@ from kvdock.namespace import (
 from kvdock.pools.enums import DType, PoolKind
 from kvdock.pools.part import Part
 from kvdock.pools.spec import PoolSpec
-from kvdock.stores import delete_former
+from kvdock.stores import QUIET_S, delete_former
 
 KV = PoolSpec(
     name="kv",
@@ -232,8 +232,14 @@ def test_a_setting_names_a_run_or_none() -> None:
 class Shelf:
     """What `delete_former` asks of a store."""
 
-    def __init__(self, *stored: tuple[str, int, bool]) -> None:
+    def __init__(
+        self, *stored: tuple[str, int, bool], shows_users: bool = True
+    ) -> None:
         self.stored = {f"{one[0]}-{one[1]}": one for one in stored}
+        self.shows_users = shows_users
+
+    def now_ns(self) -> int:
+        return int(QUIET_S * 1e9) + 100
 
     def namespaces(self) -> list[str]:
         return sorted(self.stored)
@@ -249,7 +255,7 @@ class Shelf:
         return SimpleNamespace(used_ns=self.stored[namespace][1])
 
     def clear(self, namespace: str, *, unused: bool = False) -> int:
-        assert unused
+        assert unused == self.shows_users
         if namespace.endswith("-13"):  # opened since it was asked for
             raise KvdockError("a process has it open")
         del self.stored[namespace]
@@ -282,6 +288,24 @@ def test_of_a_run_the_last_used_versions_stay_and_private_ones_go(
     shelf = Shelf(*stays, *mine, *gone, (Generation.private().text, 13, False))
     assert delete_former(shelf, "policy", keep) > 0  # type: ignore[arg-type]  # what it asks of a store
     assert {used for _, used, _ in shelf.stored.values()} == {20, 21, 22, 13, *left}
+
+
+def test_where_none_shows_what_is_open_only_what_is_left_or_quiet_goes() -> None:
+    texts = [Generation.private().text for _ in range(4)]
+    private = [(texts[0], 90, False), (texts[1], 101, False), (texts[2], 102, False)]
+    here = (texts[3], 91, False)
+    versions = [(version(f"{at}"), at, False) for at in (92, 93, 103, 104)]
+    back = (version("back"), 94, False)
+    shelf = Shelf(*private, here, *versions, back, shows_users=False)
+    delete_former(
+        shelf,  # type: ignore[arg-type]  # what it asks of a store
+        "policy",
+        1,
+        left={f"{texts[1]}-101"},
+        present={f"{texts[3]}-91", f"{version('back')}-94"},
+    )
+    # Of the run 104 is the last, and 103 was written just now.
+    assert {used for _, used, _ in shelf.stored.values()} == {102, 91, 103, 104, 94}
 
 
 def test_people_see_the_run_and_the_version() -> None:

@@ -23,7 +23,7 @@ from kvdock.errors import KvdockError, PoolError
 from kvdock.generations import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -270,6 +270,10 @@ class Store(Protocol):
         `record` is what the digest is of; b"" if it is not known.
         """
 
+    @property
+    def shows_users(self) -> bool:
+        """Whether `in_use` knows which processes have a namespace open."""
+
     def in_use(self, namespace: str) -> str:
         """Say why a process may have a namespace open; "" if none has."""
 
@@ -327,32 +331,61 @@ def pool_of_key(key: str) -> str:
     return "?"
 
 
-def delete_former(store: Store, run: str, keep: int) -> int:
+QUIET_S = 3600.0
+"""How long nothing is stored in a namespace before it counts as unused, where a store
+does not show who has it open. Engines that have lose pages, and store them again."""
+
+
+def delete_former(
+    store: Store,
+    run: str,
+    keep: int,
+    *,
+    left: Collection[str] = (),
+    present: Collection[str] = (),
+) -> int:
     """Delete generations of a store that are not needed; return the bytes freed.
 
     What a process may have open stays. Private ones go, as nothing can find them
     again, those of engines that were killed too; and of the run those that were used
     before the last `keep` versions.
+
+    Args:
+        store: Where they are.
+        run: The run, or "" for none.
+        keep: Versions of it that stay.
+        left: Private namespaces that no process has open, also where the store does
+            not show that.
+        present: Namespaces that are open, also where the store does not show that.
     """
+    quiet_ns = 0 if store.shows_users else store.now_ns() - int(QUIET_S * 1e9)
     versions: dict[Generation, int] = {}
     doomed: list[str] = []
-    of_run: dict[str, Generation] = {}
+    of_run: dict[str, tuple[Generation, bool]] = {}
     for namespace in store.namespaces():
         generation = Generation.of(store.record(namespace))
-        if generation is None or store.in_use(namespace):
+        if generation is None or namespace in present:
+            continue
+        if store.shows_users and store.in_use(namespace):
             continue
         if not generation.run:
-            doomed.append(namespace)
+            known = store.shows_users or namespace in left
+            if known or store.survey(namespace).used_ns < quiet_ns:
+                doomed.append(namespace)
         elif generation.run == run:
-            of_run[namespace] = generation
             used_ns = store.survey(namespace).used_ns
+            of_run[namespace] = generation, store.shows_users or used_ns < quiet_ns
             versions[generation] = max(used_ns, versions.get(generation, 0))
     kept = sorted(versions, key=lambda one: versions[one], reverse=True)[:keep]
-    doomed += [name for name, generation in of_run.items() if generation not in kept]
+    doomed += [
+        name
+        for name, (generation, unused) in of_run.items()
+        if unused and generation not in kept
+    ]
     freed = 0
     for namespace in doomed:
         try:
-            freed += store.clear(namespace, unused=True)
+            freed += store.clear(namespace, unused=store.shows_users)
             store.collect(namespace)
         except KvdockError as error:  # it was opened meanwhile, or is gone
             log.info("generation of namespace %s stays: %s", namespace[:12], error)

@@ -52,7 +52,10 @@ class Engine:
             ),
             schedule=lambda: self.told.append("step"),
         )
-        self.tier = SimpleNamespace(next_generation=self.next_generation)
+        storage = SimpleNamespace(namespace="ab", namespace_record={})
+        self.tier = SimpleNamespace(
+            next_generation=self.next_generation, attached=storage
+        )
         config = SimpleNamespace(
             weight_transfer_config=SimpleNamespace(backend=backend),
             model_config=SimpleNamespace(model="/model"),

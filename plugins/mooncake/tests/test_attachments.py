@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import pytest
 
 from kvdock import Attachment, Dock, DType, Namespace, Outcome, PoolSpec, Region, Shard
 from kvdock.config import CoreSettings, Deadlines
+from kvdock.former_generations import FormerGenerations
+from kvdock.generations import Generation
 from kvdock.pools import Part, Per
 from kvdock_mooncake.server import Server, start_owner
 
@@ -60,24 +63,14 @@ def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
 ) -> None:
     master = serve("-client_ttl=60")
     own = start_owner(master.address, 64 << 20)
-    pool = PoolSpec(
-        name="kv",
-        kind="mla",
-        parts=(Part("kv", DType.U8, (PAGE_BYTES,), per=Per.PAGE),),
-        layers=(0,),
-        page_tokens=1,
-        anchor=True,
-    )
     memory = np.random.default_rng(5).integers(0, 256, (PAGES, PAGE_BYTES), np.uint8)
     wanted = memory.copy()
     dock = Dock.load(require=("mooncake",))
-    attachment = Attachment.open(
+    attachment = attach(
         dock,
-        dock.plan([pool], Shard(), ("mooncake",)),
+        memory,
+        {"master": master.address, "segment_bytes": 0, "lease_s": 0.5},
         Namespace(model="frozen"),
-        {"kv": Region.of(pool, Shard(), (memory,), PAGES)},
-        {"mooncake": {"master": master.address, "segment_bytes": 0, "lease_s": 0.5}},
-        core=CoreSettings(deadlines=Deadlines(get=GET_S)),
     )
     places = {"kv": np.arange(PAGES)}
     assert attachment.put(HASHES, places).pages == PAGES
@@ -102,3 +95,57 @@ def test_a_frozen_owner_holds_pages_back_until_late_bytes_cannot_land(
     assert np.array_equal(memory, wanted)
     assert attachment.close()
     own.stop()
+
+
+def test_pages_of_a_private_generation_go_as_it_is_left_and_those_of_a_run_stay(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing lists a cluster's namespaces, so each goes while it is open."""
+    master = serve()
+    own = start_owner(master.address, 64 << 20)
+    settings = {"master": master.address, "segment_bytes": 0, "lease_s": 0.5}
+    dock = Dock.load(require=("mooncake",))
+    given = SimpleNamespace(used=("mooncake",), backends={"mooncake": settings})
+    former = FormerGenerations("policy", 1, dock, given)  # type: ignore[arg-type]  # what it reads of it
+    memory = np.zeros((PAGES, PAGE_BYTES), np.uint8)
+    stays = ["", Generation(run="policy", version="7").text]
+    opened = {
+        text: attach(dock, memory, settings, Namespace(model="rl", generation=text))
+        for text in (*stays, Generation.private().text, Generation.private().text)
+    }
+    for one in opened.values():
+        assert one.put(HASHES, {"kv": np.arange(PAGES)}).pages == PAGES
+    *others, left, _ = opened.values()
+    former.leave([*others, left])
+    former.delete([])
+    found = [
+        int(one.pools_by_name["kv"].exists(HASHES, time.monotonic() + 5).sum())
+        for one in opened.values()
+    ]
+    assert found == [PAGES, PAGES, 0, PAGES]
+    for one in opened.values():
+        one.close()
+    own.stop()
+    assert "stay until mooncake evicts them" not in caplog.text
+
+
+def attach(
+    dock: Dock, memory: Any, settings: dict[str, object], space: Namespace
+) -> Attachment:
+    """Attach memory as a pool of single pages."""
+    pool = PoolSpec(
+        name="kv",
+        kind="mla",
+        parts=(Part("kv", DType.U8, (PAGE_BYTES,), per=Per.PAGE),),
+        layers=(0,),
+        page_tokens=1,
+        anchor=True,
+    )
+    return Attachment.open(
+        dock,
+        dock.plan([pool], Shard(), ("mooncake",)),
+        space,
+        {"kv": Region.of(pool, Shard(), (memory,), PAGES)},
+        {"mooncake": settings},
+        core=CoreSettings(deadlines=Deadlines(get=GET_S)),
+    )

@@ -105,7 +105,9 @@ def engine(server: ObjectServer) -> Iterator[Callable[..., Engine]]:
     """Attach engines to the server; they are closed with the test."""
     attached: list[Attachment] = []
 
-    def attach(core: CoreSettings | None = None, **settings: object) -> Engine:
+    def attach(
+        core: CoreSettings | None = None, generation: str = "", **settings: object
+    ) -> Engine:
         pool = PoolSpec(
             name="kv",
             kind="mla",
@@ -120,7 +122,7 @@ def engine(server: ObjectServer) -> Iterator[Callable[..., Engine]]:
         attachment = Attachment.open(
             dock,
             dock.plan([pool], Shard(), ("s3",)),
-            Namespace(model="tests"),
+            Namespace(model="tests", generation=generation),
             {"kv": Region.of(pool, Shard(), (memory,), PAGES)},
             {"s3": server.settings(**settings)},
             core=core,

@@ -6,14 +6,19 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 from object_server import Fault, ObjectServer
 
+from kvdock import Dock
 from kvdock.errors import KvdockError, NamespaceError
+from kvdock.former_generations import FormerGenerations
+from kvdock.generations import Generation
 from kvdock.namespace import canonical
+from kvdock.stores import QUIET_S
 from kvdock_s3.admin import BucketStore, open_store
 from kvdock_segments.directory_store import DirectoryStore
 
@@ -287,3 +292,40 @@ def test_a_damaged_object_is_not_copied(server: ObjectServer, stored: Any) -> No
     assert page.read() is None
     del server.objects[name]
     assert page.read() is None
+
+
+def test_generations_that_an_engine_has_left_go_and_what_may_be_open_stays(
+    server: ObjectServer, engine: Callable[..., Any], eventually: Any
+) -> None:
+    """A bucket does not show who has a namespace open; its own the engine knows."""
+    private, other = Generation.private(), Generation.private()
+    versions = [Generation(run="policy", version=name) for name in ("1", "2", "3")]
+    engines = {one: engine(generation=one.text) for one in (private, other, *versions)}
+    for one in engines.values():
+        one.put()
+
+    def age(generation: Generation) -> None:
+        folder = f"tests/{engines[generation].attachment.namespace}/"
+        for name, found in server.objects.items():
+            if name.startswith(folder):
+                long_ago = found.modified - timedelta(seconds=2 * QUIET_S)
+                server.objects[name] = attrs.evolve(found, modified=long_ago)
+
+    def pages() -> set[str]:
+        return {name.split("/")[1] for name in server.objects if ".kv." in name}
+
+    def digests(*generations: Generation) -> set[str]:
+        return {engines[one].attachment.namespace for one in generations}
+
+    dock = Dock.load(require=("s3",))
+    given = SimpleNamespace(used=("s3",), backends={"s3": server.settings()})
+    former = FormerGenerations("policy", 1, dock, given)  # type: ignore[arg-type]  # what it reads of it
+    former.leave([engines[private].attachment])
+    former.delete([engines[versions[0]].attachment])
+    stays = digests(other, *versions)
+    eventually(lambda: pages() == stays)
+    # An engine that was killed left its own, and of the run nothing is written to two.
+    for one in (other, versions[0], versions[1]):
+        age(one)
+    former.delete([engines[versions[0]].attachment])
+    eventually(lambda: pages() == digests(versions[0], versions[2]))

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import numpy as np
@@ -71,6 +71,8 @@ class DirectoryStore:
         shared: Accept one that others own or may write.
         settings: Of what is copied there; without them nothing limits it.
     """
+
+    shows_users: ClassVar[bool] = True
 
     root: Path
     shared: bool = False

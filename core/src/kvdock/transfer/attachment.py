@@ -11,7 +11,7 @@ plus a moment: what fails is a miss with an outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -496,10 +496,13 @@ class Attachment(ClosedAfterUse):
         ]
         return cast("OutcomeArray", np.maximum.reduce(outcomes))
 
-    def clear(self, timeout_s: float | None = None) -> Mapping[str, Outcome]:
+    def clear(
+        self, timeout_s: float | None = None, backends: Collection[str] | None = None
+    ) -> Mapping[str, Outcome]:
         """Delete everything of this namespace, and nothing else.
 
-        Ends within `timeout_s` or `core.deadlines.clear`.
+        Ends within `timeout_s` or `core.deadlines.clear`. With `backends`, it deletes
+        from these alone.
 
         Returns:
             Backend name to the outcome.
@@ -516,7 +519,8 @@ class Attachment(ClosedAfterUse):
         tiers: dict[str, Placement] = {}
         for attached in self.pools_by_name.values():
             for placement in attached.placements:
-                tiers.setdefault(placement.backend, placement)
+                if backends is None or placement.backend in backends:
+                    tiers.setdefault(placement.backend, placement)
         with paused:
             for name, placement in tiers.items():
                 cleared[name] = placement.clear(deadline_s)

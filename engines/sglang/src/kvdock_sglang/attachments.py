@@ -117,6 +117,11 @@ class Attachments:
         return self._by_name
 
     @property
+    def attachments(self) -> tuple[Attachment, ...]:
+        """Those that are open, each with a namespace."""
+        return self._attachments
+
+    @property
     def pays(self) -> LoadPolicy | None:
         """What decides whether loading pays; None before the first burst, or if off."""
         first = next(iter(self._attachments), None)

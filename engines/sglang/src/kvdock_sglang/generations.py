@@ -50,7 +50,7 @@ def open_if_ready(storage: KvdockStorage, scheduler: Any) -> None:
     Never raises: without a generation storage answers with misses.
     """
     try:
-        _check_steps()
+        _require_same_steps(storage.ranks.pp_size)
         if not _is_empty(scheduler):
             return
         deadline_s = time.monotonic() + OPEN_S
@@ -63,22 +63,39 @@ def open_if_ready(storage: KvdockStorage, scheduler: Any) -> None:
         WEIGHTS.settle()
 
 
-def _check_steps() -> None:
-    """Reject a deployment whose ranks take their steps apart.
+def check_steps(run: str, stages: int) -> None:
+    """Reject a run's name where storage ends at an update, and log it without one.
+
+    Called when storage is attached.
 
     Raises:
-        KvdockError: If it is one.
+        KvdockError: If ranks that are not at the same step are to share generations.
     """
+    apart = steps_apart(stages)
+    if apart and run:
+        raise KvdockError(
+            f"generations of run {run!r} cannot be opened: {apart}",
+            fix='Leave "generations" out. Storage then ends when weights are replaced, '
+            'until it is attached again with another "revision".',
+        )
+    if apart:
+        log.info("storage ends when weights are replaced: %s", apart)
+
+
+def _require_same_steps(stages: int) -> None:
+    if apart := steps_apart(stages):
+        raise KvdockError(apart, fix='Attach it again with another "revision".')
+
+
+def steps_apart(stages: int) -> str:
+    """Return why the ranks take their steps apart, or ""."""
     from sglang.srt.layers.dp_attention import (  # noqa: PLC0415 - the engine
         is_dp_attention_enabled,
     )
-    from sglang.srt.runtime_context import get_parallel  # noqa: PLC0415 - same
 
-    if get_parallel().pp_size > 1 or is_dp_attention_enabled():
-        raise KvdockError(
-            "pipeline stages and ranks of DP attention are not at the same step",
-            fix='Attach storage again with another "revision".',
-        )
+    if stages > 1:
+        return "pipeline stages are not at the same step"
+    return "ranks of DP attention are not at the same step" * is_dp_attention_enabled()
 
 
 def _is_empty(scheduler: Any) -> bool:

@@ -42,6 +42,7 @@ from kvdock.pays import LIMIT
 from kvdock.resilience import run_within
 from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
+from kvdock_sglang.generations import check_steps
 from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
@@ -146,6 +147,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             KvdockError: If a pool is of an unknown class, no plugin takes it
                 (the message is the route table), or a plugin rejects its memory.
         """
+        check_steps(self.run, self.ranks.pp_size)
         self._weights = weight_updates.begin(self.given.own.revision)
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         pools = [self._describe(name, pool) for name, pool in burst.items()]
@@ -182,6 +184,8 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
         def attach() -> tuple[Generation, Attachments]:
             generation = name()
+            if self.ranks.first_on_host:
+                self._former.leave(left.attachments)
             return generation, left.next_generation(generation.text)
 
         generation, opened = run_within(
@@ -194,7 +198,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         opened.notify(GenerationOpened(kind=kind))
         log.info("storage goes on with generation %s", generation)
         if self.ranks.first_on_host:
-            self._former.delete()
+            self._former.delete(opened.attachments)
 
     def _notify(self, event: Event) -> None:
         self._attachments.notify(event)

@@ -14,6 +14,7 @@ import test_families as families
 import torch
 import zoo
 from safetensors.torch import save_file
+from sglang.srt.layers import dp_attention
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 
 from kvdock.errors import KvdockError
@@ -22,7 +23,8 @@ from kvdock_sglang.weight_updates import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from contextlib import suppress
+from pathlib import Path
 
     from kvdock_sglang import KvdockStorage
 
@@ -331,18 +333,41 @@ def test_files_of_other_content_are_another_generation_of_the_same_version(
     assert one.finds()
 
 
+@pytest.mark.parametrize("apart", ["pipeline stages", "ranks of DP attention"])
 def test_stages_and_replicas_that_step_apart_stay_without_storage(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    apart: str,
+    engine: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """It is said when storage is attached; to name a run is an error there."""
+    if apart == "pipeline stages":
+        monkeypatch.setattr(families, "config", stages_of(families.config))
+    else:
+        monkeypatch.setattr(dp_attention, "is_dp_attention_enabled", lambda: True)
+    with (
+        pytest.raises(KvdockError, match=f"'policy' cannot be opened: {apart}"),
+        families.attached(families.config(tmp_path, extra=RUN), {"kv": zoo.mha_host()}),
+    ):
+        pass
+    caplog.set_level("INFO", logger="kvdock.sglang")
     one = engine()
-
-    def apart() -> None:
-        raise KvdockError("pipeline stages are not at the same step")
-
-    monkeypatch.setattr(generations, "_check_steps", apart)
+    said = f"storage ends when weights are replaced: {apart}"
+    assert said in caplog.text
+    assert one.put()
     one.update()
     assert not one.put()
-    assert "pipeline stages" in caplog.text
+    assert f"{apart} are not at the same step" in caplog.text.partition(said)[2]
+
+
+def stages_of(config: Any) -> Any:
+    def made(*given: Any, **more: Any) -> Any:
+        found = config(*given, **more)
+        found.pp_size = 2
+        return found
+
+    return made
 
 
 def test_private_generations_are_deleted_and_of_a_run_the_last_stays(
@@ -355,11 +380,13 @@ def test_private_generations_are_deleted_and_of_a_run_the_last_stays(
     one.update("4", done=False)  # private
     assert one.put()
     one.update("5")
-    root = tmp_path
 
     def versions() -> set[str]:
-        records = (json.loads(p.read_text()) for p in root.glob("**/namespace.json"))
-        texts = (record.get("generation") for record in records)
+        texts = []
+        for folder in tmp_path.iterdir():
+            with suppress(OSError):  # one is deleted meanwhile, or is none
+                record = json.loads((folder / "namespace.json").read_text())
+                texts.append(record.get("generation"))
         return {json.loads(text)["version"] for text in texts if text}
 
     controllers.until("their deletion", lambda: versions() == {"3", "5"})

@@ -131,7 +131,7 @@ class Generations:
         if not self._due or self._loading or self._ended:
             return
         try:
-            if self._engine.is_scheduler_paused() or not _is_empty(self._engine):
+            if self._engine.is_scheduler_paused() or not is_empty(self._engine):
                 return
             self._due = False
             self._open()
@@ -144,6 +144,7 @@ class Generations:
 
         def attach() -> tuple[Generation, Any]:
             generation = self._generation()
+            self._former.leave((tier.attached,))
             return generation, tier.next_generation(generation.text)
 
         self._connector.reset_cache()
@@ -153,7 +154,7 @@ class Generations:
         )
         self._connector.turn_on(opened, "run" if generation.run else "private")
         log.info("storage goes on with generation %s", generation)
-        self._former.delete()
+        self._former.delete((tier.attached,))
 
     def _generation(self) -> Generation:
         """Return which generation the weights are; it may read their files."""
@@ -182,7 +183,7 @@ class Generations:
         engine.scheduler.schedule = scheduled
 
 
-def _is_empty(engine: Any) -> bool:
+def is_empty(engine: Any) -> bool:
     """Return whether nothing that was computed before is in the device's memory."""
     scheduler = engine.scheduler
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -326,3 +328,95 @@ def test_ranks_of_one_engine_go_on_together(world: World) -> None:
     assert world.right(cold, 1)
     assert world.right(warm, 1)
     assert warm[0]["cached"] > 64
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("storage", [RUN, {}])
+def test_replicas_of_data_parallelism_go_on_each_in_its_generation(
+    world: World, storage: dict[str, Any]
+) -> None:
+    """Each has a scheduler, and so storage, of its own; all of them are called."""
+    _, b = world.models
+    steps = [["transfer", b, "7", "abort"], ["ask"], ["flush"], ["ask"]]
+    _, cold, flushed, warm = world.live(
+        "replicas",
+        steps,
+        inside=False,
+        engine={"data_parallel_size": 2},
+        **storage,
+    )
+    assert flushed
+    assert world.right(cold, 1)
+    assert world.right(warm, 1)
+    assert hits(warm) > 64
+    records = (world.folder / "store").rglob("namespace.json")
+    texts = [json.loads(one.read_text()).get("generation") for one in records]
+    generations = {text for text in texts if text}
+    assert len(generations) == (1 if storage else 2)
+
+
+def test_what_old_weights_made_of_an_image_keeps_storage_off() -> None:
+    """By vLLM's own caches; an embedding stays when no request has it any more."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    from kvdock_vllm.generations import is_empty
+
+    pool, images = (
+        BlockPool(4, enable_caching=True, hash_block_size=32),
+        (EncoderCacheManager(64)),
+    )
+    managers = [SimpleNamespace(block_pool=pool)]
+    engine = SimpleNamespace(
+        scheduler=SimpleNamespace(
+            encoder_cache_manager=images,
+            kv_cache_manager=SimpleNamespace(
+                coordinator=SimpleNamespace(single_type_managers=managers)
+            ),
+        )
+    )
+    request: Any = SimpleNamespace(
+        request_id="r",
+        mm_features=[SimpleNamespace(identifier="image")],
+        get_num_encoder_embeds=lambda _: 16,
+    )
+    assert is_empty(engine)
+    images.allocate(request, 0)
+    assert not is_empty(engine)
+    images.free(request)
+    assert not is_empty(engine), "another request with the image would find it"
+    images.reset()
+    assert is_empty(engine)
+    blocks = pool.get_new_blocks(1)
+    assert not is_empty(engine)
+    pool.free_blocks(blocks)
+    assert is_empty(engine)
+
+
+def test_every_backend_that_transfers_weights_is_known() -> None:
+    """A new one may replace a part of the weights, as sparse_nccl does.
+
+    None but the tests' own runs on a CPU, so the others are held to vLLM's interface:
+    each is reached by calls to the workers, which storage follows, and none of them
+    brings a call of its own.
+    """
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from kvdock_vllm.generations import UPDATES
+
+    backends = {*WeightTransferEngineFactory._registry} - {"folder"}
+    assert backends == {
+        "nccl", "ipc", "sparse_nccl", "sharded_rdt", "nccl_m2n", "modelexpress",
+    }  # fmt: skip
+    assert all(callable(getattr(Worker, call)) for call in UPDATES)
+    called = inspect.signature(Worker.update_weights).parameters
+    assert [*called] == ["self", "update_info"]
+    steps = {"init_transfer_engine", "start_weight_update", "finish_weight_update"}
+    assert {*steps, "receive_weights"} <= WeightTransferEngine.__abstractmethods__
+    for backend in ("nccl", "ipc", "sparse_nccl"):
+        kind = WeightTransferEngineFactory._registry[backend]()
+        assert issubclass(kind, WeightTransferEngine)
+        assert not inspect.isabstract(kind)
+        assert kind.defers_processing is False

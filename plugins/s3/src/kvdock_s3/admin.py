@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
@@ -66,6 +66,8 @@ class DamagedObject:
 @attrs.frozen
 class BucketStore:
     """The namespaces below a URL."""
+
+    shows_users: ClassVar[bool] = False
 
     client: ObjectClient
 
