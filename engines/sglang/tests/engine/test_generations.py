@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from array import array
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import controllers
@@ -23,8 +24,7 @@ from kvdock_sglang.weight_updates import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import suppress
-from pathlib import Path
+    from pathlib import Path
 
     from kvdock_sglang import KvdockStorage
 
