@@ -95,7 +95,9 @@ def steps_apart(stages: int) -> str:
 
     if stages > 1:
         return "pipeline stages are not at the same step"
-    return "ranks of DP attention are not at the same step" * is_dp_attention_enabled()
+    if is_dp_attention_enabled():
+        return "ranks of DP attention are not at the same step"
+    return ""
 
 
 def _is_empty(scheduler: Any) -> bool:
