@@ -158,6 +158,16 @@ def test_a_run_of_some_tests_is_not_a_verdict() -> None:
     assert report.report(some, "alpha").as_data()["only"] == "declared"
 
 
+def test_a_quick_run_is_not_a_verdict_either() -> None:
+    some = attrs.evolve(UNPROVEN, quick=True)
+    assert (some.ok, some.unproven) == (True, ())
+    said = " ".join(report.report(some, "alpha").text().split())
+    assert "alpha passes the quick tests; a run of all tests is a verdict" in said
+    both = report.report(attrs.evolve(BAD, quick=True, only="late"), "alpha")
+    assert "does not pass the quick tests with 'late' in their names" in both.text()
+    assert both.as_data()["quick"]
+
+
 def test_a_word_that_no_test_has_is_wrong_usage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

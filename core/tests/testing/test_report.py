@@ -14,11 +14,13 @@ from waiting import until
 
 from kvdock.config.fields import option
 from kvdock.errors import KvdockError
-from kvdock.testing import report
+from kvdock.testing import contract, report
 from kvdock.testing.report import resolve_settings
-from kvdock.testing.subprocess import Progress, run_tests
+from kvdock.testing.subprocess import Progress, Record, run_tests
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tiny import Shelf
 
 SUITE = """
@@ -205,6 +207,27 @@ def test_integrity_that_nothing_could_try_is_declared_and_not_proven(
     words = attrs.evolve(checked, only="").unproven
     (lacking,) = [word for word in words if str(word.claim) == "integrity"]
     assert lacking.reasons == ("the author gives no oracle",)
+
+
+def test_a_quick_check_leaves_out_slow_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def run(words: Sequence[str], **_: object) -> Record:
+        asked.extend(words)
+        return Record(
+            ended=(), planned=0, unfinished="", status=0, broken="", said=""
+        )
+
+    monkeypatch.setattr(report, "run_tests", run)
+    report.check("reference:memory", {}, only="clear or damage", quick=True)
+    first, *others = asked[asked.index("-k") + 1].split(" and ")
+    assert first == "(clear or damage)"
+    assert "not test_a_clear_forgets_thousands_of_pages" in others
+    tests = contract.groups(contract.BackendContract)
+    tests |= contract.groups(contract.TierContract)
+    tests |= contract.groups(contract.FaultContract)
+    assert {one.removeprefix("not ") for one in others} < tests.keys()
+    assert "not test_damage_at_any_place_of_an_object_is_a_miss_and_heals" not in others
 
 
 def test_missing_folders_become_temporary_ones(tmp_path: Path) -> None:

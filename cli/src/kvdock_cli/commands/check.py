@@ -41,6 +41,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     stays: float = 3.0,
     report: str = "",
     only: str = "",
+    quick: bool = False,
     timeout: float = 1800.0,
     json: bool = False,
 ) -> int:
@@ -69,6 +70,8 @@ def check(  # noqa: PLR0913 - what a check depends on
             backend's package, as `kvdock-report.json`, it is what the core believes.
         only: Run the tests that have this word in their names, such as "clear", while
             a backend is written. Only a run of all of them is a verdict.
+        quick: Leave out the tests that take long with any store: those that start
+            processes, move many pages or wait.
         timeout: Seconds that the whole run may take.
         json: Print one line of JSON.
     """
@@ -124,6 +127,7 @@ def check(  # noqa: PLR0913 - what a check depends on
             large_objects=not no_large_objects,
             stays_s=patience(stays),
             only=only,
+            quick=quick,
             timeout_s=patience(timeout),
             watch=watch,
         )

@@ -70,6 +70,7 @@ def _data(found: CheckReport, about: Mapping[str, str]) -> dict[str, object]:
     return {
         "about": about,
         "only": found.only,
+        "quick": found.quick,
         "evidence": dict(found.evidence),
         "counts": dict(_counts(found)),
         "unproven": [
@@ -217,12 +218,11 @@ def _verdict(report: CheckReport) -> list[str]:
         if count or how in ("passed", "failed")
     )
     name = report.name
-    if report.only:
+    if report.only or report.quick:
         does = "passes" if report.ok else "does not pass"
-        verdict = (
-            f"{name} {does} the tests with {report.only!r} in their names; a run of "
-            "all tests is a verdict"
-        )
+        which = "quick " * report.quick + "tests"
+        which += f" with {report.only!r} in their names" * bool(report.only)
+        verdict = f"{name} {does} the {which}; a run of all tests is a verdict"
     elif report.unproven and not report.failed:
         lacking = ", ".join(str(one.claim) for one in report.unproven)
         verdict = f"{name} keeps what was tried; declared, not proven: {lacking}"

@@ -36,10 +36,11 @@ Test = TypeVar("Test", bound=Callable[..., object])
 
 _MARK = "__kvdock_chooser__"
 _PROVES = "__kvdock_proves__"
+_SLOW = "__kvdock_slow__"
 
 
 def contract_test(
-    choose: Chooser | None = None, *, proves: str = ""
+    choose: Chooser | None = None, *, proves: str = "", slow: bool = False
 ) -> Callable[[Test], Test]:
     """Mark a method as a test of the contract.
 
@@ -49,11 +50,14 @@ def contract_test(
         proves: The field of the manifest that the test tries with a backend,
             where it has one. A declared capability of which every such test
             is skipped is not proven.
+        slow: Whether it takes long with any store: it starts processes, moves many
+            pages, or waits. A quick check leaves it out.
     """
 
     def mark(test: Test) -> Test:
         setattr(test, _MARK, choose)
         setattr(test, _PROVES, proves)
+        setattr(test, _SLOW, slow)
         return test
 
     return mark
@@ -63,6 +67,11 @@ def proved_by(test: object) -> str:
     """Return the field of the manifest that a contract test tries, or ""."""
     found: str = getattr(test, _PROVES, "")
     return found
+
+
+def is_slow(test: object) -> bool:
+    """Return whether a quick check leaves a contract test out."""
+    return bool(getattr(test, _SLOW, False))
 
 
 def chooser_of(test: object) -> Chooser | None:

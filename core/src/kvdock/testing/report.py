@@ -57,6 +57,7 @@ class CheckReport:
         proofs: Test name to the capability that the test tries.
         declined: The tests, each with its case, that the manifest leaves out.
         only: The word that chose the tests; "" for all of them.
+        quick: Whether the slow ones were left out.
         evidence: What the report is of: the number of the contract, and a digest of the
             plugin's package, "" where it has none.
         routes: Where sample pools of each family would go.
@@ -70,6 +71,7 @@ class CheckReport:
     proofs: Mapping[str, str] = attrs.field(factory=dict)
     declined: frozenset[tuple[str, str]] = frozenset()
     only: str = ""
+    quick: bool = False
     evidence: Mapping[str, object] = attrs.field(factory=dict)
     routes: tuple[Route, ...] = ()
 
@@ -98,7 +100,7 @@ class CheckReport:
     def words(self) -> tuple[Word, ...]:
         """What became of each word of the manifest, and of each fault."""
         # After a run that broke off, or of a few, what is missing says nothing.
-        if not self.whole or self.only:
+        if not self.whole or self.only or self.quick:
             return ()
         return judged(self.claims, self.proofs, self.record.ended, self.declined)
 
@@ -125,6 +127,7 @@ def check(  # noqa: PLR0913 - what a check depends on
     large_objects: bool = True,
     stays_s: float = 3.0,
     only: str = "",
+    quick: bool = False,
     timeout_s: float = 1800.0,
     watch: Callable[[Progress], None] | None = None,
 ) -> CheckReport:
@@ -144,6 +147,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         stays_s: How long to leave pages alone that nothing should evict.
         only: A word in the names of the tests to run, in pytest's spelling; "" for
             all tests.
+        quick: Leave out the slow ones.
         timeout_s: When to give up on the whole run.
         watch: Called now and then with how far the run has come.
 
@@ -175,9 +179,11 @@ def check(  # noqa: PLR0913 - what a check depends on
     targets = [f"{SUITES}::{suite}"]
     if faults:
         targets.append(f"{SUITES}::TestFaults")
+    chosen = [f"({only})"] if only else []
+    chosen += [f"not {name}" for name in _slow()] if quick else []
     record = run_tests(
         # An editable installation lies below a checkout's own conftest.
-        ["--noconftest", *(("-k", only) if only else ()), "--pyargs", *targets],
+        ["--noconftest", "-k", " and ".join(chosen), "--pyargs", *targets],
         environ={VARIABLE: words},
         timeout_s=timeout_s,
         test_limit_s=Scale(scale).seconds(TEST_LIMIT_S),
@@ -194,6 +200,7 @@ def check(  # noqa: PLR0913 - what a check depends on
         proofs=_proofs(),
         declined=frozenset() if tiers else _declined(backend),
         only=only,
+        quick=quick,
         evidence={
             "contract": API_VERSION,
             "digest": digest_of(package) if package else "",
@@ -284,6 +291,13 @@ def _groups() -> dict[str, str]:
     whole = contract.groups(contract.BackendContract)
     whole |= contract.groups(contract.TierContract)
     return whole | contract.groups(contract.FaultContract)
+
+
+def _slow() -> list[str]:
+    from kvdock.testing import contract  # noqa: PLC0415 - needs pytest
+
+    suites = (contract.BackendContract, contract.TierContract, contract.FaultContract)
+    return [name for suite in suites for name in contract.slow_tests(suite)]
 
 
 def _declined(backend: Backend) -> frozenset[tuple[str, str]]:

@@ -40,7 +40,7 @@ from kvdock.testing.contract.reports import ReportTests  # noqa: E402 - after th
 from kvdock.testing.contract.retention import RetentionTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.sharding import RankTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.stateful import MachineTests  # noqa: E402 - after the rewriting
-from kvdock.testing.contract.suite import Suite, groups, proofs  # noqa: E402 - after the rewriting
+from kvdock.testing.contract.suite import Suite, groups, proofs, slow_tests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.tenants import TenantTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.tiers import TierTests  # noqa: E402 - after the rewriting
 from kvdock.testing.contract.write_faults import WriteFaultTests  # noqa: E402 - after the rewriting
@@ -53,6 +53,7 @@ __all__ = [
     "TierContract",
     "groups",
     "proofs",
+    "slow_tests",
 ]
 
 

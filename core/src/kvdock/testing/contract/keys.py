@@ -82,7 +82,7 @@ class KeyTests:
                     f"{suffix!r} by another, so neither finds the other's"
                 )
 
-    @contract_test()
+    @contract_test(slow=True)
     def test_keys_are_the_same_in_every_process(self, harness: Harness) -> None:
         kinds = [Sample(kind=kind) for kind in harness.backend.manifest.kinds]
         here = [

@@ -249,7 +249,7 @@ class LimitTests:
             "threads that had more"
         )
 
-    @contract_test(one_sample)
+    @contract_test(one_sample, slow=True)
     def test_no_byte_comes_after_the_answer(
         self, harness: Harness, case: Sample
     ) -> None:

@@ -112,7 +112,7 @@ class RaceTests:
 
         together(write, read)
 
-    @contract_test(reaching("clear_reach", Scope.NAMESPACE))
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE), slow=True)
     def test_a_clear_beside_other_calls_breaks_none_of_them(
         self, harness: Harness, case: Scope
     ) -> None:
@@ -235,7 +235,7 @@ class RaceTests:
                 kept = {seed_of(one, page) for one in twins}
                 assert len(kept) == 1, "two threads load different bytes of one page"
 
-    @contract_test(reaching("sharing", Scope.HOST), proves="sharing")
+    @contract_test(reaching("sharing", Scope.HOST), proves="sharing", slow=True)
     def test_two_processes_find_each_others_pages(self, harness: Harness) -> None:
         sample = harness.any_sample()
         setup = harness.rig(sample.pool())
@@ -249,7 +249,7 @@ class RaceTests:
         finally:
             worker.end()
 
-    @contract_test(reaching("sharing", Scope.HOST))
+    @contract_test(reaching("sharing", Scope.HOST), slow=True)
     def test_processes_that_store_the_same_pages_do_not_tear_them(
         self, harness: Harness
     ) -> None:
@@ -286,7 +286,7 @@ class RaceTests:
             f"{spelled(found)}"
         )
 
-    @contract_test(reaching("durability", Scope.PROCESS), proves="durability")
+    @contract_test(reaching("durability", Scope.PROCESS), proves="durability", slow=True)
     def test_pages_outlive_the_process_that_stored_them(self, harness: Harness) -> None:
         sample, worker = self._stored_elsewhere(harness)
         worker.end()
@@ -294,7 +294,7 @@ class RaceTests:
         assert setup.exists(PAGES).all(), "not found after the writer had ended"
         setup.loaded(PAGES)
 
-    @contract_test(reaching("durability", Scope.PROCESS))
+    @contract_test(reaching("durability", Scope.PROCESS), slow=True)
     def test_pages_outlive_a_process_that_is_killed(self, harness: Harness) -> None:
         sample, worker = self._stored_elsewhere(harness)
         worker.ask("write_for_ever", hashes=page_hashes(6, "more"))

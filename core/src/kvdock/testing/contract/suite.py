@@ -11,7 +11,7 @@ import pytest
 
 from kvdock.errors import KvdockError
 from kvdock.testing.blame import Blame
-from kvdock.testing.cases import chooser_of, is_contract_test, proved_by
+from kvdock.testing.cases import chooser_of, is_contract_test, is_slow, proved_by
 from kvdock.testing.contract.final_tests import (
     OPEN,
     check_collected,
@@ -178,6 +178,11 @@ def proofs(suite: type) -> dict[str, str]:
         for name, test in contract_of(suite).items()
         if (field := proved_by(test))
     }
+
+
+def slow_tests(suite: type) -> list[str]:
+    """Return the tests that a quick check leaves out."""
+    return [name for name, test in contract_of(suite).items() if is_slow(test)]
 
 
 def groups(suite: type) -> dict[str, str]:

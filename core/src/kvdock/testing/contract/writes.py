@@ -75,7 +75,7 @@ class WriteTests:
         rig.kept(pages[:2], seed=2)
         rig.loaded(pages[2:], seed=1)
 
-    @contract_test(one_sample)
+    @contract_test(one_sample, slow=True)
     def test_more_pages_are_deleted_than_one_batch_takes(
         self, harness: Harness, case: Sample
     ) -> None:
@@ -95,7 +95,7 @@ class WriteTests:
         )
         assert left[-2:].all(), "pages that were not to be deleted are gone"
 
-    @contract_test(_kept_cases)
+    @contract_test(_kept_cases, slow=True)
     def test_pages_stay_where_nothing_is_evicted(
         self, harness: Harness, rig: Setup
     ) -> None:
@@ -143,7 +143,7 @@ class WriteTests:
             )
         rigs[0].kept(page_hashes(3), seed=1)
 
-    @contract_test(reaching("clear_reach", Scope.NAMESPACE))
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE), slow=True)
     def test_a_clear_forgets_thousands_of_pages(self, harness: Harness) -> None:
         # A library lists so many names at once (S3: 1000).
         count = harness.scale.count(MOST_CLEARED, least=1100)
@@ -153,7 +153,7 @@ class WriteTests:
         left = int(setup.exists(pages).sum())
         assert not left, f"{left} of {len(pages)} pages are left after a clear"
 
-    @contract_test(reaching("clear_reach", Scope.NAMESPACE), proves="clear_reach")
+    @contract_test(reaching("clear_reach", Scope.NAMESPACE), proves="clear_reach", slow=True)
     def test_a_clear_forgets_what_others_have_stored(self, harness: Harness) -> None:
         sharing = harness.backend.manifest.sharing
         if sharing is Scope.NONE:
