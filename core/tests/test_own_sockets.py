@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 
@@ -112,3 +113,23 @@ def test_ports_are_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listening_ports() >= set(ports[2:])
     monkeypatch.setattr(own_sockets, "_MOST_BOUND", 0)
     assert becomes(lambda: not listening_ports() & set(ports), 10.0)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("default_s", [None, 5.0])
+def test_a_socket_of_a_library_blocks_or_not_as_before(
+    blocks: bool, default_s: float | None
+) -> None:
+    """UCX waited for ever in a listening socket that had begun to block."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(blocks)
+        ports = frozenset({server.getsockname()[1]})
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(default_s)
+        try:
+            with BoundPorts().keep(ports):
+                assert os.get_blocking(server.fileno()) is blocks
+                assert ports <= listening_ports()
+                assert os.get_blocking(server.fileno()) is blocks
+        finally:
+            socket.setdefaulttimeout(before)

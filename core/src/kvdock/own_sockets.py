@@ -23,6 +23,24 @@ _DROP = struct.pack("@HBBI", 6, 0, 0, 0)
 """A classic BPF program of one instruction: return 0, of no packet any byte."""
 
 
+def _twin(number: int) -> socket.socket:
+    """Return a socket once more, which blocks or not as before.
+
+    Both have that in common. Python's own `dup` makes them block, and a default timeout
+    makes them not: the library that has opened the socket would wait in it for ever, or
+    fail.
+    """
+    blocks, twin = os.get_blocking(number), os.dup(number)
+    try:
+        one = socket.socket(fileno=twin)
+    except OSError:
+        os.close(twin)
+        raise
+    if socket.getdefaulttimeout() is not None:
+        os.set_blocking(twin, blocks)
+    return one
+
+
 def own_tcp_sockets() -> Iterator[socket.socket]:
     """Yield each TCP socket of this process, through a descriptor of its own.
 
@@ -30,14 +48,10 @@ def own_tcp_sockets() -> Iterator[socket.socket]:
     """
     for name in os.listdir(_PROC) if os.path.isdir(_PROC) else ():  # noqa: PTH208, PTH112 - a Path costs ten times that
         # Another thread may close any of them at any time, and reuse its number.
-        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):
             if not os.readlink(f"{_PROC}/{name}").startswith("socket:"):  # noqa: PTH115 - same
                 continue
-            twin = os.dup(int(name))
-            opened.callback(os.close, twin)
-            one = socket.socket(fileno=twin)
-            opened.pop_all()
-            with one:
+            with _twin(int(name)) as one:
                 inet = one.family in (socket.AF_INET, socket.AF_INET6)
                 if inet and one.type == socket.SOCK_STREAM:
                     yield one
@@ -96,7 +110,7 @@ def connected_sockets() -> dict[int, int]:
             inode = os.fstat(number).st_ino
             if not _is_connected(number, inode):
                 continue
-            with socket.socket(fileno=os.dup(number)) as twin:
+            with _twin(number) as twin:
                 ends.add(twin.getsockname())
                 far[inode] = twin.getpeername()
             found[inode] = number
@@ -110,7 +124,7 @@ def _is_connected(number: int, inode: int) -> bool:
             f"{_PROC}/{number}"
         ).startswith("socket:"):
             return False
-        with socket.socket(fileno=os.dup(number)) as twin:
+        with _twin(number) as twin:
             if twin.type != socket.SOCK_STREAM or twin.family == socket.AF_UNIX:
                 return False
             state = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -156,7 +170,7 @@ class BoundPorts:
         socket that listens, and has no such promise for one that is only bound.
         """
         twins = [
-            one.dup()
+            _twin(one.fileno())
             for one in own_tcp_sockets()
             if listens(one) and one.getsockname()[1] in ports
         ]
