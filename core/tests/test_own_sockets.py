@@ -118,7 +118,8 @@ def test_ports_are_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("default_s", [None, 5.0])
 def test_a_socket_of_a_library_blocks_or_not_as_before(
-    blocks: bool, default_s: float | None
+    blocks: bool,  # noqa: FBT001 - a column
+    default_s: float | None,
 ) -> None:
     """UCX waited for ever in a listening socket that had begun to block."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -16,7 +16,6 @@ Source: SGLang 0.5.23, `managers/scheduler.py:process_input_requests`, `flush_ca
 from __future__ import annotations
 
 import json
-import logging
 import time
 from datetime import timedelta
 from functools import partial
@@ -27,12 +26,10 @@ import attrs
 from kvdock.errors import KvdockError
 from kvdock.generations import Generation
 from kvdock.identity import WeightsBy, weights_in
-from kvdock_sglang.weight_updates import WEIGHTS
+from kvdock_sglang.weight_updates import WEIGHTS, steps_apart
 
 if TYPE_CHECKING:
     from kvdock_sglang.storage import KvdockStorage
-
-log = logging.getLogger("kvdock.sglang")
 
 STEP = "sglang.srt.managers.scheduler.Scheduler.process_input_requests"
 
@@ -63,41 +60,9 @@ def open_if_ready(storage: KvdockStorage, scheduler: Any) -> None:
         WEIGHTS.settle()
 
 
-def check_steps(run: str, stages: int) -> None:
-    """Reject a run's name where storage ends at an update, and log it without one.
-
-    Called when storage is attached.
-
-    Raises:
-        KvdockError: If ranks that are not at the same step are to share generations.
-    """
-    apart = steps_apart(stages)
-    if apart and run:
-        raise KvdockError(
-            f"generations of run {run!r} cannot be opened: {apart}",
-            fix='Leave "generations" out. Storage then ends when weights are replaced, '
-            'until it is attached again with another "revision".',
-        )
-    if apart:
-        log.info("storage ends when weights are replaced: %s", apart)
-
-
 def _require_same_steps(stages: int) -> None:
     if apart := steps_apart(stages):
         raise KvdockError(apart, fix='Attach it again with another "revision".')
-
-
-def steps_apart(stages: int) -> str:
-    """Return why the ranks take their steps apart, or ""."""
-    from sglang.srt.layers.dp_attention import (  # noqa: PLC0415 - the engine
-        is_dp_attention_enabled,
-    )
-
-    if stages > 1:
-        return "pipeline stages are not at the same step"
-    if is_dp_attention_enabled():
-        return "ranks of DP attention are not at the same step"
-    return ""
 
 
 def _is_empty(scheduler: Any) -> bool:

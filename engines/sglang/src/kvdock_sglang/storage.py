@@ -42,7 +42,6 @@ from kvdock.pays import LIMIT
 from kvdock.resilience import run_within
 from kvdock_sglang import engine_api, pays, weight_updates
 from kvdock_sglang.attachments import AttachedHostPool, Attachments
-from kvdock_sglang.generations import check_steps
 from kvdock_sglang.hints import RequestPages
 from kvdock_sglang.hit_query import PoolQuery, evaluate_query
 from kvdock_sglang.host_pools import EngineContext, HostPool, describe, heads_of
@@ -147,7 +146,7 @@ class KvdockStorage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
             KvdockError: If a pool is of an unknown class, no plugin takes it
                 (the message is the route table), or a plugin rejects its memory.
         """
-        check_steps(self.run, self.ranks.pp_size)
+        weight_updates.check_steps(self.run, self.ranks.pp_size)
         self._weights = weight_updates.begin(self.given.own.revision)
         burst = {n: pool for n, pool in self._waiting.items() if not is_draft(n)}
         pools = [self._describe(name, pool) for name, pool in burst.items()]

@@ -274,3 +274,35 @@ def check(count: int) -> None:
             fix="Empty SGLang's cache after the update, or see its log for why none "
             "was opened.",
         )
+
+
+def check_steps(run: str, stages: int) -> None:
+    """Reject a run's name where storage ends at an update, and log it without one.
+
+    Called when storage is attached.
+
+    Raises:
+        KvdockError: If ranks that are not at the same step are to share generations.
+    """
+    apart = steps_apart(stages)
+    if apart and run:
+        raise KvdockError(
+            f"generations of run {run!r} cannot be opened: {apart}",
+            fix='Leave "generations" out. Storage then ends when weights are replaced, '
+            'until it is attached again with another "revision".',
+        )
+    if apart:
+        log.info("storage ends when weights are replaced: %s", apart)
+
+
+def steps_apart(stages: int) -> str:
+    """Return why the ranks take their steps apart, or ""."""
+    from sglang.srt.layers.dp_attention import (  # noqa: PLC0415 - the engine
+        is_dp_attention_enabled,
+    )
+
+    if stages > 1:
+        return "pipeline stages are not at the same step"
+    if is_dp_attention_enabled():
+        return "ranks of DP attention are not at the same step"
+    return ""

@@ -141,7 +141,7 @@ class DamageTests:
     ) -> None:
         self._harmed(harness, oracle, *case)
 
-    @contract_test(size_classes, proves="integrity")
+    @contract_test(size_classes, proves="integrity", slow=True)
     def test_damage_at_any_place_of_an_object_is_a_miss_and_heals(
         self, harness: Harness, oracle: Oracle | None, case: Sample
     ) -> None:

@@ -158,7 +158,7 @@ class DeclaredTests:
         target.loaded(hashes[:2])
         draft.loaded(hashes)
 
-    @contract_test(graded_by_kind("multi_buffer"), proves="multi_buffer")
+    @contract_test(graded_by_kind("multi_buffer"), proves="multi_buffer", slow=True)
     def test_objects_of_many_pieces_move_as_declared(
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:

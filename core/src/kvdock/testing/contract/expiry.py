@@ -36,7 +36,7 @@ READING_S = 5
 class ExpiryTests:
     """Times hold whatever follows, are told, and end with the bytes."""
 
-    @contract_test(of_grade(Support.NATIVE))
+    @contract_test(of_grade(Support.NATIVE), slow=True)
     def test_an_expiry_stays_where_a_call_says_no_time(self, harness: Harness) -> None:
         setup = harness.plain()
         again, retained = page_hashes(4, "again"), page_hashes(4, "retained")
@@ -95,7 +95,7 @@ class ExpiryTests:
             assert np.all(found[0] == promised[0]), "a promise is not told"
             assert not found[1:].any(), "a promise is told that no one gave"
 
-    @contract_test(of_grade(Support.NATIVE))
+    @contract_test(of_grade(Support.NATIVE), slow=True)
     def test_pages_of_the_maximal_age_are_not_served(self, harness: Harness) -> None:
         setup = harness.plain()
         before, pages = page_hashes(4, "before"), page_hashes(4, "since")
@@ -108,7 +108,7 @@ class ExpiryTests:
         _expect_gone(aged, [*before, *pages])
         aged.loaded(longer)
 
-    @contract_test(of_grade(Support.NATIVE))
+    @contract_test(of_grade(Support.NATIVE), slow=True)
     def test_bytes_are_gone_soon_after_their_time(
         self, harness: Harness, oracle: Oracle | None
     ) -> None:

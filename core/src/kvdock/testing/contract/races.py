@@ -147,7 +147,7 @@ class RaceTests:
             )
         setup.kept(PAGES)
 
-    @contract_test(claimed("eviction"))
+    @contract_test(claimed("eviction"), slow=True)
     def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
         self, tight: Harness
     ) -> None:
@@ -286,7 +286,9 @@ class RaceTests:
             f"{spelled(found)}"
         )
 
-    @contract_test(reaching("durability", Scope.PROCESS), proves="durability", slow=True)
+    @contract_test(
+        reaching("durability", Scope.PROCESS), proves="durability", slow=True
+    )
     def test_pages_outlive_the_process_that_stored_them(self, harness: Harness) -> None:
         sample, worker = self._stored_elsewhere(harness)
         worker.end()

@@ -148,7 +148,7 @@ class RetentionTests:
             "promises fill the whole store, and nothing else is stored any more"
         )
 
-    @contract_test(of_grade(Support.NATIVE), proves="retention")
+    @contract_test(of_grade(Support.NATIVE), proves="retention", slow=True)
     def test_pages_are_not_served_after_their_time(self, harness: Harness) -> None:
         setup = harness.plain()
         at_put, later = page_hashes(4, "at put"), page_hashes(4, "later")
@@ -167,7 +167,7 @@ class RetentionTests:
         # Stored again it is a new page, that lasts.
         setup.kept(gone)
 
-    @contract_test(of_grade(Support.NATIVE))
+    @contract_test(of_grade(Support.NATIVE), slow=True)
     def test_a_clock_that_is_set_back_brings_no_page_back(
         self, harness: Harness
     ) -> None:

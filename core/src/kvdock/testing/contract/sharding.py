@@ -84,7 +84,7 @@ def logical(manifest: Manifest) -> Iterable[Case]:
 class RankTests:
     """Every rank finds all that it needs and nothing that is another's."""
 
-    @contract_test(shared_samples)
+    @contract_test(shared_samples, slow=True)
     def test_every_rank_finds_its_own_slice(
         self, harness: Harness, case: Sample
     ) -> None:
@@ -95,7 +95,7 @@ class RankTests:
             for setup in write_all(harness, sample.pool(), shards):
                 setup.loaded_soon(PAGES)
 
-    @contract_test(_split_or_skip, proves="split_heads")
+    @contract_test(_split_or_skip, proves="split_heads", slow=True)
     def test_split_heads_are_shared_across_tp_sizes(
         self, harness: Harness, case: tuple[PoolKind, Support]
     ) -> None:

@@ -145,7 +145,7 @@ class StoreMachine(RuleBasedStateMachine):
 class MachineTests:
     """The store behaves like a dict under any sequence of calls."""
 
-    @contract_test(one_sample)
+    @contract_test(one_sample, slow=True)
     def test_any_sequence_of_calls_agrees_with_a_dict(
         self, harness: Harness, case: Sample
     ) -> None:

@@ -47,7 +47,7 @@ def parts(manifest: Manifest) -> Iterable[Case]:
 class WriteFaultTests:
     """A write that fails costs its page, for as long as it fails."""
 
-    @contract_test(parts)
+    @contract_test(parts, slow=True)
     def test_puts_come_back_after_writes_that_failed_now_and_then(
         self, failing: Failing, tight: Harness, case: str
     ) -> None:
@@ -69,7 +69,7 @@ class WriteFaultTests:
             assert calls >= one_in, f"the oracle saw no write of {case}"
             _expect_puts_back(setup, case, f"one in {one_in}")
 
-    @contract_test(parts)
+    @contract_test(parts, slow=True)
     def test_one_place_that_always_fails_leaves_the_others_in_use(
         self, failing: Failing, tight: Harness, case: str
     ) -> None:

@@ -153,7 +153,9 @@ class WriteTests:
         left = int(setup.exists(pages).sum())
         assert not left, f"{left} of {len(pages)} pages are left after a clear"
 
-    @contract_test(reaching("clear_reach", Scope.NAMESPACE), proves="clear_reach", slow=True)
+    @contract_test(
+        reaching("clear_reach", Scope.NAMESPACE), proves="clear_reach", slow=True
+    )
     def test_a_clear_forgets_what_others_have_stored(self, harness: Harness) -> None:
         sharing = harness.backend.manifest.sharing
         if sharing is Scope.NONE:
